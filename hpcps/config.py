@@ -1,0 +1,213 @@
+"""Settings of a run: frozen dataclasses that check themselves. Reads no file and no environment.
+
+Each field's ``doc`` is one line with unit and range; the command line's help prints it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hpcps.errors import ConfigError
+from hpcps.units import MiB
+
+__all__ = [
+    "CapacityConfig",
+    "CommConfig",
+    "DataConfig",
+    "EmulateConfig",
+    "LogConfig",
+    "PartitionConfig",
+    "RunConfig",
+    "StalenessConfig",
+    "WindowConfig",
+    "describe",
+]
+
+T = TypeVar("T")
+
+
+def _field(default: T, doc: str) -> T:
+    """A dataclass field with its line of documentation."""
+    value: T = dataclasses.field(default=default, metadata={"doc": doc})
+    return value
+
+
+def describe(section: Any, name: str) -> str:
+    """The line of documentation of one field."""
+    fields = {field.name: field for field in dataclasses.fields(section)}
+    return str(fields[name].metadata.get("doc", ""))
+
+
+def _need(ok: bool, setting: str, got: object, need: str, remedy: str) -> None:
+    if not ok:
+        raise ConfigError(f"cannot accept {setting}: got {got!r}, need {need}; {remedy}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityConfig:
+    """How the speed of each worker is measured."""
+
+    warmup_steps: int = _field(20, "timed steps before the first fit, at least 20")
+    drop_steps: int = _field(2, "first steps that are not timed at all, at least 1")
+    interval_steps: int = _field(100, "steps between two regular refits, at least 1")
+    dead_band_frac: float = _field(0.05, "smaller changes of shares are not made, 0 to 1")
+    change_frac: float = _field(0.15, "step time off by more than this is a change point, above 0")
+    history_steps: int = _field(64, "timed steps kept for each worker, at least 20")
+    prior: tuple[float, ...] = _field((), "relative speeds by worker, in rank order; empty: unknown")
+
+    def __post_init__(self) -> None:
+        _need(self.warmup_steps >= 20, "capacity.warmup_steps", self.warmup_steps, "at least 20", "raise it")
+        _need(self.drop_steps >= 1, "capacity.drop_steps", self.drop_steps, "at least 1", "raise it")
+        _need(self.interval_steps >= 1, "capacity.interval_steps", self.interval_steps, "at least 1", "raise it")
+        _need(0 <= self.dead_band_frac < 1, "capacity.dead_band_frac", self.dead_band_frac, "0 to 1", "try 0.05")
+        _need(self.change_frac > 0, "capacity.change_frac", self.change_frac, "above 0", "try 0.15")
+        _need(self.history_steps >= 20, "capacity.history_steps", self.history_steps, "at least 20", "raise it")
+        _need(all(v > 0 for v in self.prior), "capacity.prior", self.prior, "positive speeds", "write 3:2:1:1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionConfig:
+    """Bounds on a worker's share of a batch."""
+
+    min_share: int = _field(1, "samples that every worker gets at least, 0 or more")
+    max_share: int = _field(0, "samples that a worker gets at most; 0: no cap")
+
+    def __post_init__(self) -> None:
+        _need(self.min_share >= 0, "partition.min_share", self.min_share, "0 or more", "raise it")
+        _need(
+            self.max_share == 0 or self.max_share >= max(1, self.min_share),
+            "partition.max_share",
+            self.max_share,
+            f"0 or at least partition.min_share = {self.min_share}",
+            "raise it",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowConfig:
+    """When a server closes an aggregation window."""
+
+    quorum_frac: float = _field(0.5, "fraction of live groups needed at the deadline, above 0 to 1")
+    deadline: str = _field("mad", "mad: median + k MAD of arrival offsets; fixed: window.fixed_s")
+    fixed_s: float = _field(0.1, "seconds from the first push to a fixed deadline, above 0")
+    mad_k: float = _field(3.0, "k of the mad deadline, 0 or more")
+    min_history: int = _field(8, "arrival offsets needed before a mad deadline is used, at least 1")
+
+    def __post_init__(self) -> None:
+        _need(0 < self.quorum_frac <= 1, "window.quorum_frac", self.quorum_frac, "above 0 to 1", "try 0.5")
+        _need(self.deadline in ("mad", "fixed"), "window.deadline", self.deadline, "mad or fixed", "choose one")
+        _need(self.fixed_s > 0, "window.fixed_s", self.fixed_s, "above 0", "try 0.1")
+        _need(self.mad_k >= 0, "window.mad_k", self.mad_k, "0 or more", "try 3")
+        _need(self.min_history >= 1, "window.min_history", self.min_history, "at least 1", "raise it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StalenessConfig:
+    """How much a late gradient counts, and how late it may be."""
+
+    decay: str = _field("inverse", "none, inverse: 1/(1+t), exponential: exp(-rate t), t in versions")
+    rate: float = _field(0.2, "rate of the exponential decay, above 0")
+    cap: int = _field(0, "largest staleness in versions that still counts; 0: no cap")
+    over_cap: str = _field("drop", "drop: refuse a push over the cap; clamp: count it as the cap")
+    bound: int = _field(2, "own steps that a worker may be ahead of the servers (async, hybrid), 0 or more")
+
+    def __post_init__(self) -> None:
+        kinds = ("none", "inverse", "exponential")
+        _need(self.decay in kinds, "staleness.decay", self.decay, " or ".join(kinds), "choose one")
+        _need(self.rate > 0, "staleness.rate", self.rate, "above 0", "try 0.2")
+        _need(self.cap >= 0, "staleness.cap", self.cap, "0 or more", "raise it")
+        _need(self.over_cap in ("drop", "clamp"), "staleness.over_cap", self.over_cap, "drop or clamp", "choose one")
+        _need(self.bound >= 0, "staleness.bound", self.bound, "0 or more", "raise it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommConfig:
+    """The data path."""
+
+    mode: str = _field("auto", "rma: one-sided, p2p: two-sided, auto: rma if its self-test passes")
+    num_slots: int = _field(2, "push slots of each worker on each server, at least 2")
+    shard_bytes: int = _field(4 * MiB, "largest shard in bytes, at least 1024")
+    publish_buffers: int = _field(3, "published copies of each shard, at least 2")
+    poll_max_s: float = _field(0.001, "longest sleep of the communication thread, 20 us to 2 ms")
+    deadline_s: float = _field(300.0, "seconds that one wait may last, above 0")
+    checksum: bool = _field(False, "push payloads carry a checksum that servers verify")
+
+    def __post_init__(self) -> None:
+        _need(self.mode in ("auto", "rma", "p2p"), "comm.mode", self.mode, "auto, rma or p2p", "choose one")
+        _need(self.num_slots >= 2, "comm.num_slots", self.num_slots, "at least 2", "raise it")
+        _need(self.shard_bytes >= 1024, "comm.shard_bytes", self.shard_bytes, "at least 1024", "raise it")
+        _need(self.publish_buffers >= 2, "comm.publish_buffers", self.publish_buffers, "at least 2", "raise it")
+        _need(20e-6 <= self.poll_max_s <= 2e-3, "comm.poll_max_s", self.poll_max_s, "20 us to 2 ms", "try 0.001")
+        _need(self.deadline_s > 0, "comm.deadline_s", self.deadline_s, "above 0", "try 300")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """How samples are handed out."""
+
+    prefetch_steps: int = _field(2, "batches that a worker asks for ahead of use, at least 1")
+    buffers: str = _field("mean", "model buffers at the end: mean over samples, first worker's, none")
+
+    def __post_init__(self) -> None:
+        _need(self.prefetch_steps >= 1, "data.prefetch_steps", self.prefetch_steps, "at least 1", "raise it")
+        _need(self.buffers in ("mean", "first", "none"), "data.buffers", self.buffers, "mean, first or none", "choose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulateConfig:
+    """Emulated device speeds, for trying hpcps on one machine."""
+
+    speeds: tuple[float, ...] = _field((), "relative speed of each worker, in rank order; empty: real speed")
+    sample_s: float = _field(0.001, "seconds that one sample takes on a device of speed 1, above 0")
+
+    def __post_init__(self) -> None:
+        _need(all(v > 0 for v in self.speeds), "emulate.speeds", self.speeds, "positive speeds", "write 3:2:1:1")
+        _need(self.sample_s > 0, "emulate.sample_s", self.sample_s, "above 0", "try 0.001")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """What a run writes down."""
+
+    dir: str = _field("", "folder of per-rank logs and events; empty: none for one process, else hpcps-run")
+    level: str = _field("info", "console level of rank 0: debug, info, warning, error")
+    progress_s: float = _field(2.0, "seconds between two progress lines, above 0")
+
+    def __post_init__(self) -> None:
+        levels = ("debug", "info", "warning", "error")
+        _need(self.level in levels, "log.level", self.level, " or ".join(levels), "choose one")
+        _need(self.progress_s > 0, "log.progress_s", self.progress_s, "above 0", "try 2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Everything that describes a run."""
+
+    server_num: int = _field(1, "ranks that serve, at least 1; a world of one rank serves and works")
+    worker_num: int = _field(0, "ranks that train; 0: all that do not serve")
+    heterogeneous: bool = _field(False, "shares follow measured speed; off: equal shares")
+    sync_mode: str = _field("sync", "sync: one group, async: every worker its own, hybrid: groups of like speed")
+    sync_group_size: int = _field(0, "workers in a group of hybrid mode; 0: found from the speeds")
+    overlap: int = _field(0, "1: the next forward runs while push and pull are under way")
+    seed: int = _field(0, "seed of the sample order, 0 or more")
+    worker_endpoints: tuple[str, ...] = _field((), "hosts of the workers, host or host:port")
+    server_endpoints: tuple[str, ...] = _field((), "hosts of the servers, host or host:port")
+    capacity: CapacityConfig = _field(CapacityConfig(), "speed measurement")
+    partition: PartitionConfig = _field(PartitionConfig(), "bounds of shares")
+    window: WindowConfig = _field(WindowConfig(), "aggregation window")
+    staleness: StalenessConfig = _field(StalenessConfig(), "late gradients")
+    comm: CommConfig = _field(CommConfig(), "data path")
+    data: DataConfig = _field(DataConfig(), "samples and buffers")
+    emulate: EmulateConfig = _field(EmulateConfig(), "emulated speeds")
+    log: LogConfig = _field(LogConfig(), "logs")
+
+    def __post_init__(self) -> None:
+        _need(self.server_num >= 1, "server_num", self.server_num, "at least 1", "pass --server-num 1")
+        _need(self.worker_num >= 0, "worker_num", self.worker_num, "0 or more", "pass --worker-num")
+        modes = ("sync", "async", "hybrid")
+        _need(self.sync_mode in modes, "sync_mode", self.sync_mode, " or ".join(modes), "choose one")
+        _need(self.sync_group_size >= 0, "sync_group_size", self.sync_group_size, "0 or more", "raise it")
+        _need(self.overlap in (0, 1), "overlap", self.overlap, "0 or 1", "choose one")
+        _need(self.seed >= 0, "seed", self.seed, "0 or more", "raise it")
