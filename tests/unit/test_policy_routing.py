@@ -1,0 +1,100 @@
+"""Cutting and placing shards, by tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcps.errors import ConfigError, DataError
+from hpcps.plan import Piece, Route, Shard, TensorSpec
+from hpcps.policy import PlaceShards
+from hpcps.units import KiB
+
+
+def tensor(name: str, numel: int, dtype: str = "float32", *, param_group: int = 0) -> TensorSpec:
+    return TensorSpec(name=name, numel=numel, dtype=dtype, param_group=param_group)
+
+
+def piece(tensor: int, start: int, stop: int, offset: int) -> Piece:
+    return Piece(tensor=tensor, start=start, stop=stop, offset=offset)
+
+
+def test_small_tensors_share_a_shard_and_a_big_one_is_cut() -> None:
+    tensors = [tensor("a", 100), tensor("none", 0), tensor("b", 500, param_group=1), tensor("c", 168)]
+    route = PlaceShards(2, shard_bytes=1024).decide(tensors)
+    assert route == Route(
+        epoch=0,
+        num_servers=2,
+        shards=(
+            Shard(
+                key=0,
+                server=0,
+                dtype="float32",
+                begin=0,
+                numel=256,
+                pieces=(piece(0, 0, 100, 0), piece(2, 0, 156, 100)),
+            ),
+            Shard(key=1, server=1, dtype="float32", begin=256, numel=256, pieces=(piece(2, 156, 412, 0),)),
+            Shard(
+                key=2,
+                server=0,
+                dtype="float32",
+                begin=512,
+                numel=256,
+                pieces=(piece(2, 412, 500, 0), piece(3, 0, 168, 88)),
+            ),
+        ),
+    )
+
+
+def test_each_dtype_has_its_own_flat_space() -> None:
+    tensors = [tensor("w", 10, "float64"), tensor("a", 3), tensor("v", 2, "float64")]
+    route = PlaceShards(1, shard_bytes=4096).decide(tensors)
+    assert [(shard.dtype, shard.begin, shard.numel, shard.pieces) for shard in route.shards] == [
+        ("float32", 0, 3, (piece(1, 0, 3, 0),)),
+        ("float64", 0, 12, (piece(0, 0, 10, 0), piece(2, 0, 2, 10))),
+    ]
+
+
+# servers, shard_bytes, bytes of one float32 tensor, sizes of the shards in bytes, their servers
+CUTS = [
+    (4, 4096 * KiB, 60 * KiB, [60 * KiB], [0]),
+    (4, 4096 * KiB, 256 * KiB, [64 * KiB] * 4, [0, 1, 2, 3]),
+    (4, 4096 * KiB, 200 * KiB, [68264, 68268, 68268], [2, 0, 1]),
+    (2, 100 * KiB, 300 * KiB, [100 * KiB] * 3, [0, 1, 0]),
+    (2, 100 * KiB, 304 * KiB, [76 * KiB] * 4, [0, 1, 0, 1]),
+    (9, 4096 * KiB, 8, [8], [0]),
+]
+
+
+@pytest.mark.parametrize(("num_servers", "shard_bytes", "num_bytes", "sizes", "servers"), CUTS)
+def test_cut_table(num_servers: int, shard_bytes: int, num_bytes: int, sizes: list[int], servers: list[int]) -> None:
+    route = PlaceShards(num_servers, shard_bytes=shard_bytes).decide([tensor("w", num_bytes // 4)])
+    assert [shard.num_bytes for shard in route.shards] == sizes
+    assert [shard.server for shard in route.shards] == servers
+
+
+def test_larger_shards_are_placed_first() -> None:
+    tensors = [tensor("a", 256), tensor("d", 384, "float64")]
+    route = PlaceShards(2, shard_bytes=1024).decide(tensors)
+    assert [(shard.num_bytes, shard.server) for shard in route.shards] == [(1024, 0), (1024, 1), (1024, 0), (1024, 1)]
+    route = PlaceShards(2, shard_bytes=8192).decide([*tensors, tensor("e", 1, "float64")])
+    assert [(shard.num_bytes, shard.server) for shard in route.shards] == [(1024, 1), (3080, 0)]
+
+
+@pytest.mark.parametrize("tensors", [[], [tensor("empty", 0)]])
+def test_a_model_without_elements_has_an_empty_route(tensors: list[TensorSpec]) -> None:
+    assert PlaceShards(3, shard_bytes=4096).decide(tensors) == Route(epoch=0, num_servers=3, shards=())
+
+
+def test_tensors_without_a_wire_form_are_refused() -> None:
+    with pytest.raises(DataError, match="cannot route tensor 'h': got 4 elements of float16, need 0 or more of float"):
+        PlaceShards(1, shard_bytes=4096).decide([tensor("h", 4, "float16")])
+    with pytest.raises(DataError, match="cannot route tensor 'n': got -1 elements"):
+        PlaceShards(1, shard_bytes=4096).decide([tensor("n", -1)])
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot accept server_num: got 0"):
+        PlaceShards(0, shard_bytes=4096)
+    with pytest.raises(ConfigError, match=r"cannot accept comm.shard_bytes: got 4 B, need at least 8 B"):
+        PlaceShards(1, shard_bytes=4)
