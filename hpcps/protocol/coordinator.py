@@ -1,0 +1,361 @@
+"""Who gets which samples: one cursor an epoch, one share a worker, one grouping for all.
+
+Runs on the first server. Every decision is taken here once and told to the workers as orders, so no
+two ranks can decide differently. Reads no clock; the workers report how long their steps took.
+
+A group's batches of an epoch stand in a list; the first member that asks for a batch makes it, the
+others get their part of the same one. Groups draw from one cursor, so a faster group takes more, and
+every sample of an epoch is handed out exactly once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hpcps.config import RunConfig
+from hpcps.errors import DataError
+from hpcps.plan import Grouping
+from hpcps.policy.capacity import CapacityFit, DetectChange, FitCapacity, TimedStep
+from hpcps.policy.grouping import GroupWorkers
+from hpcps.policy.partition import Partition, equal_shares, ideal_speedup, warmup_shares
+from hpcps.protocol.control import BarrierEnter, BarrierLeave, LoaderOpen, Order, OrderRequest
+
+__all__ = ["Coordinator", "Progress", "Reply"]
+
+Reply = tuple[int, Order | BarrierLeave]
+"""World rank to send to, and the message."""
+
+Report = Callable[[str, dict[str, object]], None]
+"""Called with the name and fields of every decision, for the log and the event file."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One batch of one group: the first sample of each member and its count."""
+
+    starts: dict[int, int]
+    counts: dict[int, int]
+    share_frac: float
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Batches of one group in one epoch of one loader, from batch ``base`` on."""
+
+    base: int
+    batches: list[_Batch] = field(default_factory=list)
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class _Loader:
+    num_samples: int
+    global_batch: int
+    trains: bool
+    cursors: dict[int, int] = field(default_factory=dict)
+    streams: dict[tuple[int, int, int], _Stream] = field(default_factory=dict)
+    """By (generation, group, epoch)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """What the progress line is made of; counts since the start."""
+
+    num_samples: int = 0
+    epoch: int = 0
+    num_epochs: int = 0
+    epoch_total: int = 0
+    ideal_samples_per_s: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    s_star: float = 1.0
+    slowest: int = -1
+    staleness: int = 0
+
+
+class Coordinator:
+    """State of all loaders of a job.
+
+    Args:
+        config: the run's settings.
+        workers: world ranks of the workers, ascending.
+        report: told of every decision.
+    """
+
+    def __init__(self, config: RunConfig, workers: Sequence[int], *, report: Report) -> None:
+        self._config = config
+        self._workers = tuple(workers)
+        self._report = report
+        self._fit = FitCapacity(config.capacity)
+        self._detect = DetectChange(config.capacity)
+        self._partition = Partition(config.partition, config.capacity.dead_band_frac)
+        self._grouping_policy = GroupWorkers(config.sync_mode, config.sync_group_size)
+        self._history: dict[int, deque[TimedStep]] = {
+            rank: deque(maxlen=config.capacity.history_steps) for rank in self._workers
+        }
+        self._seen = dict.fromkeys(self._workers, 0)
+        self._since_refit = dict.fromkeys(self._workers, 0)
+        self._due = dict.fromkeys(self._workers, config.capacity.interval_steps)
+        self._fits: dict[int, CapacityFit] = self._prior_fits()
+        self._shares: tuple[int, ...] = ()
+        self._loaders: dict[int, _Loader] = {}
+        self._barriers: dict[int, set[int]] = {}
+        self._boundaries = self._first_groupings()
+        self._num_orders = 0
+        self.progress = Progress()
+
+    @property
+    def grouping(self) -> Grouping:
+        """The grouping in force."""
+        return self._boundaries[-1][2]
+
+    def on_loader(self, message: LoaderOpen) -> None:
+        """A worker opened a loader.
+
+        Raises:
+            DataError: workers disagree on its size or batch: their datasets differ.
+        """
+        loader = _Loader(message.num_samples, message.global_batch, message.trains)
+        known = self._loaders.setdefault(message.loader, loader)
+        if (known.num_samples, known.global_batch) != (message.num_samples, message.global_batch):
+            raise DataError(
+                f"cannot share out loader {message.loader}: rank {message.rank} has {message.num_samples} samples"
+                f" and global batch {message.global_batch}, others {known.num_samples} and {known.global_batch};"
+                " build the same dataset on every worker, from one seed",
+                rank=message.rank,
+            )
+        if message.trains:
+            self.progress.epoch_total = message.num_samples
+
+    def on_request(self, request: OrderRequest) -> list[Reply]:
+        """A worker wants a batch and reports its finished steps."""
+        self._take_report(request)
+        loader = self._loaders[request.loader]
+        self._maybe_regroup(loader, request)
+        grouping = self._grouping_at(request.epoch, request.index)
+        group = grouping.group_of(request.rank)
+        stream_key = (grouping.generation, group.index, request.epoch)
+        stream = loader.streams.get(stream_key)
+        if stream is None:
+            stream = loader.streams[stream_key] = _Stream(base=request.index)
+            loader.streams.pop((grouping.generation, group.index, request.epoch - 2), None)
+        position = request.index - stream.base
+        if position >= len(stream.batches) and not stream.ended:
+            self._draw(loader, stream, group.workers, epoch=request.epoch)
+        end = position >= len(stream.batches)
+        batch = _Batch({}, {}, 0.0) if end else stream.batches[position]
+        order = Order(
+            loader=request.loader,
+            epoch=request.epoch,
+            index=request.index,
+            end=end,
+            start=batch.starts.get(request.rank, 0),
+            count=batch.counts.get(request.rank, 0),
+            group_count=sum(batch.counts.values()),
+            share_frac=batch.share_frac,
+            generation=grouping.generation,
+            groups=[list(each.workers) for each in grouping.groups],
+        )
+        return [(request.rank, order)]
+
+    def on_barrier(self, message: BarrierEnter) -> list[Reply]:
+        """A worker arrived at a barrier; the last one opens it."""
+        arrived = self._barriers.setdefault(message.index, set())
+        arrived.add(message.rank)
+        if len(arrived) < len(self._workers):
+            return []
+        del self._barriers[message.index]
+        return [(rank, BarrierLeave(index=message.index)) for rank in self._workers]
+
+    def waiting_at_barriers(self) -> dict[int, list[int]]:
+        """Workers that each open barrier still waits for, for the error message of a deadline."""
+        return {index: sorted(set(self._workers) - arrived) for index, arrived in self._barriers.items()}
+
+    def _first_groupings(self) -> list[tuple[int, int, Grouping]]:
+        """All begin as one group; where the groups are known without measuring, they come before the first batch."""
+        together = GroupWorkers("sync", 0).decide(dict.fromkeys(self._workers, 1.0), generation=0).grouping
+        boundaries = [(0, 0, together)]
+        mode = self._config.sync_mode
+        if mode == "async" or (mode == "hybrid" and (self._fits or not self._config.heterogeneous)):
+            speeds = {rank: self._fits[rank].speed if self._fits else 1.0 for rank in self._workers}
+            boundaries.append((0, 0, self._decide_grouping(speeds)))
+        return boundaries
+
+    def _decide_grouping(self, speeds: dict[int, float]) -> Grouping:
+        decision = self._grouping_policy.decide(speeds, generation=1)
+        groups = [list(group.workers) for group in decision.grouping.groups]
+        self._report("grouping", {"generation": 1, "groups": groups, "reason": decision.reason})
+        return decision.grouping
+
+    def _prior_fits(self) -> dict[int, CapacityFit]:
+        prior = self._config.capacity.prior
+        if not prior or not self._config.heterogeneous:
+            return {}
+        if len(prior) != len(self._workers):
+            raise DataError(
+                f"cannot use capacity.prior: got {len(prior)} speeds, need {len(self._workers)} (one a worker);"
+                " give one speed for each worker in rank order"
+            )
+        return {
+            rank: CapacityFit(fixed_s=0.0, per_sample_s=1 / v, error_frac=1.0, num_steps=0, reason="given as prior")
+            for rank, v in zip(self._workers, prior, strict=True)
+        }
+
+    def _grouping_at(self, epoch: int, index: int) -> Grouping:
+        for from_epoch, from_index, grouping in reversed(self._boundaries):
+            if (epoch, index) >= (from_epoch, from_index):
+                return grouping
+        return self._boundaries[0][2]
+
+    def _take_report(self, request: OrderRequest) -> None:
+        progress = self.progress
+        pairs = list(zip(request.timed[::2], request.timed[1::2], strict=True))
+        for num_samples, seconds in pairs:
+            self._seen[request.rank] += 1
+            progress.num_samples += int(num_samples)
+            if num_samples > 0 and self._seen[request.rank] > self._config.capacity.drop_steps:
+                self._history[request.rank].append(TimedStep(num_samples=int(num_samples), seconds=seconds))
+                self._since_refit[request.rank] += 1
+        for name, total, weight in zip(request.logged, request.sums, request.weights, strict=True):
+            progress.sums[name] = progress.sums.get(name, 0.0) + total
+            progress.weights[name] = progress.weights.get(name, 0.0) + weight
+        progress.epoch = max(progress.epoch, request.epoch)
+        progress.num_epochs = max(progress.num_epochs, request.num_epochs)
+        progress.staleness = max(progress.staleness, request.staleness)
+        if self._config.heterogeneous and pairs:
+            self._refit(request.rank)
+
+    def _refit(self, rank: int) -> None:
+        steps = list(self._history[rank])
+        known = self._fits.get(rank)
+        if known is None or known.num_steps == 0:
+            fit = self._fit.decide(steps)
+            if fit is not None:
+                self._adopt(rank, fit)
+            return
+        since = steps[max(0, len(steps) - self._since_refit[rank]) :]
+        change = self._detect.decide(known, since)
+        if change.changed:
+            self._report("change", {"rank": rank, "ratio": change.ratio, "reason": change.reason})
+            self._adopt(rank, _rescaled(known, change.ratio, f"rescaled at a change point: {change.reason}"))
+            self._history[rank].clear()
+            self._due[rank] = self._config.capacity.warmup_steps
+        elif self._since_refit[rank] >= self._due[rank]:
+            self._adopt(rank, self._fit.decide(steps, prior=known) or known)
+            self._due[rank] = self._config.capacity.interval_steps
+
+    def _adopt(self, rank: int, fit: CapacityFit) -> None:
+        self._fits[rank] = fit
+        self._since_refit[rank] = 0
+        self._shares_outdated()
+
+    def _shares_outdated(self) -> None:
+        """Share out the training batch anew, once every worker has been measured."""
+        batch = next((loader.global_batch for loader in self._loaders.values() if loader.trains), 0)
+        if batch == 0 or len(self._fits) < len(self._workers):
+            return
+        fits = [self._fits[rank] for rank in self._workers]
+        shares = self._partition.decide(fits, batch, current=self._shares or None)
+        self.progress.s_star = ideal_speedup(fits, batch)
+        self.progress.ideal_samples_per_s = batch / shares.finish_s if shares.finish_s > 0 else 0.0
+        times = [fit.seconds(n) for fit, n in zip(fits, shares.counts, strict=True)]
+        self.progress.slowest = self._workers[times.index(max(times))]
+        self._report(
+            "capacity",
+            {
+                "workers": list(self._workers),
+                "fixed_s": [fit.fixed_s for fit in fits],
+                "per_sample_s": [fit.per_sample_s for fit in fits],
+                "s_star": self.progress.s_star,
+            },
+        )
+        if shares.counts != self._shares:
+            self._shares = shares.counts
+            self._report(
+                "shares",
+                {
+                    "step": self._num_orders,
+                    "workers": list(self._workers),
+                    "counts": list(shares.counts),
+                    "reason": shares.reason,
+                },
+            )
+
+    def _maybe_regroup(self, loader: _Loader, request: OrderRequest) -> None:
+        """The end of warm-up in hybrid mode: one group becomes groups of like speed, at a batch nobody has yet."""
+        if (
+            not loader.trains
+            or self._config.sync_mode != "hybrid"
+            or len(self._boundaries) > 1
+            or len(self._fits) < len(self._workers)
+            or any(fit.num_steps == 0 for fit in self._fits.values())
+        ):
+            return
+        grouping = self._boundaries[0][2]
+        stream = loader.streams.get((grouping.generation, 0, request.epoch))
+        if stream is not None and (request.index < stream.base + len(stream.batches) or stream.ended):
+            return
+        speeds = {rank: self._fits[rank].speed for rank in self._workers}
+        self._boundaries.append((request.epoch, request.index, self._decide_grouping(speeds)))
+
+    def _current_shares(self, loader: _Loader) -> tuple[int, ...]:
+        """Each worker's part of a full batch, in rank order."""
+        num_workers = len(self._workers)
+        if not loader.trains or not self._config.heterogeneous:
+            return equal_shares(loader.global_batch, num_workers)
+        if not self._shares and len(self._fits) == num_workers:
+            self._shares_outdated()
+        if self._shares:
+            return self._shares
+        return warmup_shares(loader.global_batch, num_workers, self._num_orders)
+
+    def _draw(self, loader: _Loader, stream: _Stream, members: tuple[int, ...], *, epoch: int) -> None:
+        """Take the group's next batch off the epoch's cursor; the tail is shared out like a full batch."""
+        shares = dict(zip(self._workers, self._current_shares(loader), strict=True))
+        wanted = [shares[rank] for rank in members]
+        cursor = loader.cursors.get(epoch, 0)
+        left = loader.num_samples - cursor
+        if left <= 0:
+            stream.ended = True
+            return
+        total = sum(wanted)
+        if total == 0:
+            wanted, total = list(equal_shares(len(members), len(members))), len(members)
+        counts = wanted if total <= left else _shrink(wanted, left)
+        starts, position = [], cursor
+        for count in counts:
+            starts.append(position)
+            position += count
+        loader.cursors[epoch] = position
+        self._num_orders += 1
+        stream.batches.append(
+            _Batch(
+                dict(zip(members, starts, strict=True)),
+                dict(zip(members, counts, strict=True)),
+                min(1.0, total / loader.global_batch),
+            )
+        )
+
+
+def _shrink(wanted: Sequence[int], total: int) -> list[int]:
+    """Fewer samples in the same proportion: whole numbers by largest remainder, ties to the first."""
+    whole = sum(wanted)
+    exact = [n * total / whole for n in wanted]
+    counts = [int(x) for x in exact]
+    order = sorted(range(len(wanted)), key=lambda i: (counts[i] - exact[i], i))
+    for i in order[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def _rescaled(fit: CapacityFit, ratio: float, reason: str) -> CapacityFit:
+    """The same curve for a device that became slower or faster by a factor."""
+    return CapacityFit(
+        fixed_s=fit.fixed_s * ratio,
+        per_sample_s=fit.per_sample_s * ratio,
+        error_frac=fit.error_frac,
+        num_steps=fit.num_steps,
+        reason=reason,
+    )
