@@ -1,0 +1,80 @@
+"""Control messages over MPI: any length, in order between two ranks, no pickling.
+
+A message is cut into parts of one size. Receives of that size are always posted, in a ring; MPI fills
+them in the order of posting, and parts of one sender in the order of sending.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcps.comm.actor import Operation
+from hpcps.comm.channel import Bytes
+from hpcps.comm.tags import Tag
+
+__all__ = ["Mailbox"]
+
+_PART_BYTES = 32 * 1024
+"""Above the eager limit of all transports seen, small enough to post many."""
+_NUM_POSTED = 8
+_LENGTH = struct.Struct("<q")
+
+
+class Mailbox:
+    """Sends and receives of one rank. Used by the communication thread only.
+
+    Args:
+        comm: the control communicator.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+        self._parts: dict[int, bytearray] = {}
+        self._lengths: dict[int, int] = {}
+        self._buffers = [np.empty(_PART_BYTES, np.uint8) for _ in range(_NUM_POSTED)]
+        self._requests = [self._post(buffer) for buffer in self._buffers]
+        self._next = 0
+        self._status = MPI.Status()
+
+    def send(self, rank: int, data: bytes) -> Operation:
+        """The operation that sends a message."""
+        message = np.frombuffer(_LENGTH.pack(len(data)) + data, np.uint8)
+        requests = [
+            self._comm.Isend([message[at : at + _PART_BYTES], MPI.BYTE], dest=rank, tag=Tag.CONTROL)
+            for at in range(0, message.size, _PART_BYTES)
+        ]
+        while not MPI.Request.Testall(requests):
+            yield False
+
+    def look(self) -> list[tuple[int, bytes]]:
+        """Messages that are complete: pairs of sender and text."""
+        complete: list[tuple[int, bytes]] = []
+        while self._requests[self._next].Test(self._status):
+            buffer = self._buffers[self._next]
+            source = self._status.Get_source()
+            self._add(source, buffer[: self._status.Get_count(MPI.BYTE)], complete)
+            self._requests[self._next] = self._post(buffer)
+            self._next = (self._next + 1) % _NUM_POSTED
+        return complete
+
+    def close(self) -> None:
+        """Take the posted receives back."""
+        for request in self._requests:
+            request.Cancel()
+            request.Wait()
+
+    def _post(self, buffer: Bytes) -> MPI.Request:
+        return self._comm.Irecv([buffer, MPI.BYTE], source=MPI.ANY_SOURCE, tag=Tag.CONTROL)
+
+    def _add(self, source: int, part: Bytes, complete: list[tuple[int, bytes]]) -> None:
+        data = part.tobytes()
+        if source not in self._parts:
+            self._lengths[source] = _LENGTH.unpack_from(data)[0]
+            self._parts[source] = bytearray()
+            data = data[_LENGTH.size :]
+        self._parts[source] += data
+        if len(self._parts[source]) >= self._lengths[source]:
+            complete.append((source, bytes(self._parts.pop(source))))

@@ -1,0 +1,202 @@
+"""The MPI channel: control messages and collectives here, frames and parameters in a plane (rma or p2p).
+
+The main thread's calls turn into operations of the communication thread, which alone calls MPI.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcps.comm.actor import Actor, Operation
+from hpcps.comm.channel import Array, Channel, Control, Notice, Slot, Ticket
+from hpcps.comm.layout import Layout
+from hpcps.comm.mailbox import Mailbox
+from hpcps.comm.plane import Plane
+from hpcps.comm.tags import MAX_SLOTS, Tag
+from hpcps.comm.world import World
+from hpcps.errors import ChannelError
+
+__all__ = ["MpiChannel"]
+
+_STOP_S = 10.0
+"""Time for the communication thread to end at close."""
+_ABORT_S = 1.0
+"""Time for the communication thread to call Abort; then this thread does."""
+
+
+class MpiChannel(Channel):
+    """This rank's end of an MPI job.
+
+    Args:
+        world: the opened world.
+        workers: world ranks of the workers.
+        plane: makes the data plane, given this channel.
+        deadline_s: longest wait.
+        longest_sleep_s: of the communication thread.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        workers: Sequence[int],
+        *,
+        plane: Callable[[MpiChannel], Plane],
+        deadline_s: float,
+        longest_sleep_s: float,
+    ) -> None:
+        super().__init__(world.rank, deadline_s=deadline_s)
+        self.world = world
+        self._workers = tuple(workers)
+        self._closed = False
+        color = 0 if world.rank in self._workers else MPI.UNDEFINED
+        self._worker_comm = world.control.Split(color, world.rank)
+        self._group_comm = MPI.COMM_NULL if color == MPI.UNDEFINED else self._worker_comm.Dup()
+        self._never = np.zeros(1, np.uint8)
+        self._progress = MPI.COMM_SELF.Irecv([self._never, MPI.BYTE], source=0, tag=Tag.PROGRESS)
+        self._mailbox = Mailbox(world.control)
+        self._plane = plane(self)
+        self._actor = Actor(
+            f"hpcps-comm-{world.rank}", self._look, longest_sleep_s=longest_sleep_s, on_error=self._fail
+        )
+        self._actor.start()
+
+    def open(self, layout: Layout) -> None:
+        if layout.num_slots > MAX_SLOTS:
+            raise ChannelError(
+                f"cannot open the data plane: {layout.num_slots} slots, at most {MAX_SLOTS}; lower comm.num_slots"
+            )
+        self._run(lambda ticket: self._plane.open(layout, ticket), "all ranks to open the data plane")
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._run(self._shut, "all ranks to end")
+        if not self._actor.stop(_STOP_S):
+            raise ChannelError(
+                f"cannot end rank {self.rank}: the communication thread hangs; see its stack", rank=self.rank
+            )
+        MPI.COMM_SELF.Send([self._never.copy(), MPI.BYTE], dest=0, tag=Tag.PROGRESS)
+        self._progress.Wait()
+        for comm in (self._group_comm, self._worker_comm, self.world.control, self.world.data):
+            if comm != MPI.COMM_NULL:
+                comm.Free()
+
+    def abort(self, code: int) -> None:
+        def operation() -> Operation:
+            yield True
+            MPI.COMM_WORLD.Abort(code)
+
+        self._actor.submit(operation())
+        self._actor.stop(_ABORT_S)
+        os._exit(code)
+
+    def send(self, rank: int, data: bytes) -> None:
+        self.counters.control_messages += 1
+        self._actor.submit(self._mailbox.send(rank, data))
+
+    def regroup(self, groups: Sequence[Sequence[int]]) -> None:
+        color = next(index for index, group in enumerate(groups) if self.rank in group)
+
+        def operation(ticket: Ticket) -> Operation:
+            old = self._group_comm
+            self._group_comm = self._worker_comm.Split(color, self.rank)
+            old.Free()
+            self._finish(ticket)
+            yield True
+
+        self._run(operation, "the other workers to regroup")
+
+    def allreduce(self, buffer: Array, *, everyone: bool = False) -> Ticket:
+        ticket = Ticket()
+        self.counters.reduced_bytes += buffer.nbytes
+        comm = self._worker_comm if everyone else self._group_comm
+        if comm.size == 1 or buffer.size == 0:
+            ticket.done = True
+            return ticket
+        datatype = {4: MPI.FLOAT, 8: MPI.DOUBLE}[buffer.itemsize]
+        self._actor.submit(self._request(lambda: comm.Iallreduce(MPI.IN_PLACE, [buffer, datatype], op=MPI.SUM), ticket))
+        return ticket
+
+    def broadcast(self, buffer: Array, root: int) -> Ticket:
+        ticket = Ticket()
+        place = self._workers.index(root)
+        view = buffer.reshape(-1).view(np.uint8)
+        self._actor.submit(self._request(lambda: self._worker_comm.Ibcast([view, MPI.BYTE], root=place), ticket))
+        return ticket
+
+    def push(self, server: int, head: bytes, payload: Array) -> Ticket:
+        ticket = Ticket()
+        self.counters.pushes += 1
+        self.counters.pushed_bytes += len(head) + payload.nbytes
+        self._actor.submit(self._plane.push(server, head, payload.view(np.uint8), ticket))
+        return ticket
+
+    def pull(self, key: int, version: int, out: Array) -> Ticket:
+        ticket = Ticket()
+        self.counters.pulls += 1
+        self.counters.pulled_bytes += out.nbytes
+        self._actor.submit(self._plane.pull(key, version, out.view(np.uint8), ticket))
+        return ticket
+
+    def release(self, slot: Slot) -> None:
+        self._plane.release(slot)
+        self._actor.wake()
+
+    def publish(self, key: int, version: int, values: Array) -> Ticket:
+        ticket = Ticket()
+        self._plane.publish(key, version, values.view(np.uint8), ticket)
+        self._actor.wake()
+        return ticket
+
+    def notify(self, worker: int, notice: Notice) -> None:
+        self._plane.notify(worker, notice)
+        self._actor.wake()
+
+    # --- for the planes ----------------------------------------------------------------------------
+
+    def deliver(self, *events: Any) -> None:
+        """An event has come (communication thread)."""
+        self._deliver(*events)
+
+    def finish(self, ticket: Ticket, result: int = 0) -> None:
+        """An operation is done (communication thread)."""
+        self._finish(ticket, result)
+
+    def barrier(self) -> Operation:
+        """All ranks of the world, without spinning."""
+        return self._tested(self.world.control.Ibarrier())
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _look(self) -> bool:
+        self._progress.Test()
+        messages = self._mailbox.look()
+        if messages:
+            self._deliver(*(Control(source, data) for source, data in messages))
+        return bool(messages) | self._plane.look()
+
+    def _run(self, operation: Callable[[Ticket], Operation], what: str) -> None:
+        ticket = Ticket()
+        self._actor.submit(operation(ticket))
+        self.wait(lambda: ticket.done, what)
+
+    def _shut(self, ticket: Ticket) -> Operation:
+        yield from self.barrier()
+        yield from self._plane.close()
+        self._mailbox.close()
+        self._finish(ticket)
+
+    def _request(self, start: Callable[[], MPI.Request], ticket: Ticket) -> Operation:
+        yield from self._tested(start())
+        self._finish(ticket)
+
+    @staticmethod
+    def _tested(request: MPI.Request) -> Operation:
+        while not request.Test():
+            yield False

@@ -1,0 +1,227 @@
+"""The two-sided plane, for an MPI whose windows fail their self-test.
+
+    worker   Isend head and payload with the slot's tags; the server has receives posted for every slot
+    server   feedback line {kind, a, b, c}: an ack or a notice, one small message each
+    worker   pull request {key}; the server answers {key, version} and the newest copy
+
+A published copy is kept until the last send of it is complete, so no pull sees a torn one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from hpcps.comm.actor import Operation
+from hpcps.comm.channel import Arrival, Bytes, Notice, Slot, Ticket
+from hpcps.comm.layout import Layout
+from hpcps.comm.mpi import MpiChannel
+from hpcps.comm.plane import Plane, Posting, Publication
+from hpcps.comm.tags import Tag
+
+__all__ = ["P2pPlane"]
+
+_ACK, _NOTICE = 1, 2
+_LINE = 4
+"""Words of a feedback message."""
+_NUM_POSTED = 32
+"""Feedback receives posted by a worker for each server: more than it can be sent while it sleeps 1 ms."""
+
+Words = npt.NDArray[np.int64]
+
+
+class P2pPlane(Plane):
+    """Messages of one rank.
+
+    Args:
+        channel: the channel that this plane serves.
+    """
+
+    def __init__(self, channel: MpiChannel) -> None:
+        super().__init__()
+        self._channel = channel
+        self._comm = channel.world.data
+        self._opened = False
+        self._standing: list[_Standing] = []
+        self._slots: dict[tuple[int, int], _Standing] = {}
+        self._sends: deque[tuple[MPI.Request, Any]] = deque()
+        self._published: dict[int, tuple[int, Bytes]] = {}
+        self._acked: dict[tuple[int, int], int] = {}
+
+    def open(self, layout: Layout, ticket: Ticket) -> Operation:
+        self._layout = layout
+        rank = self._channel.rank
+        self._pushed = [0] * len(layout.servers)
+        if rank in layout.servers:
+            self._server = layout.servers.index(rank)
+            self._slots = {
+                (worker, slot): self._stand_slot(worker, slot)
+                for worker in layout.workers
+                for slot in range(layout.num_slots)
+            }
+            self._standing = [*self._slots.values(), *map(self._stand_pull, layout.workers)]
+        else:
+            self._standing = [
+                self._stand_feedback(server) for server in range(len(layout.servers)) for _ in range(_NUM_POSTED)
+            ]
+        yield from self._channel.barrier()
+        self._opened = True
+        self._channel.finish(ticket)
+
+    def close(self) -> Operation:
+        self._opened = False
+        while self._sends:
+            self._reap()
+            yield False
+        for standing in self._standing:
+            standing.cancel()
+
+    def look(self) -> bool:
+        if not self._opened:
+            return False
+        busy = bool(self.outbox)
+        while self.outbox:
+            item = self.outbox.popleft()
+            if isinstance(item, Publication):
+                self._published[item.key] = (item.version, item.values.copy())
+                self._channel.finish(item.ticket)
+            elif isinstance(item, Posting):
+                notice = item.notice
+                self._send_words(item.worker, [_NOTICE, notice.key, notice.version, notice.clock], Tag.FEEDBACK)
+            else:
+                self._slots[item.worker, item.index].post()
+                self._send_words(item.worker, [_ACK, item.index, item.seq, 0], Tag.FEEDBACK)
+        self._reap()
+        for standing in self._standing:
+            busy |= standing.look()
+        return busy
+
+    def push(self, server: int, head: bytes, payload: Bytes, ticket: Ticket) -> Operation:
+        rank = self._layout.servers[server]
+        self._pushed[server] += 1
+        seq = self._pushed[server]
+        slot = (seq - 1) % self._layout.num_slots
+        waited = False
+        while seq > self._layout.num_slots and self._acked.get((server, slot), 0) < seq - self._layout.num_slots:
+            waited = True
+            yield False
+        self._channel.counters.credit_waits += waited
+        message = np.concatenate([np.array([seq], np.int64).view(np.uint8), np.frombuffer(head, np.uint8)])
+        requests = [
+            self._comm.Isend([message, MPI.BYTE], dest=rank, tag=Tag.FRAME_HEAD + slot),
+            self._comm.Isend([payload, MPI.BYTE], dest=rank, tag=Tag.FRAME_BODY + slot),
+        ]
+        while not MPI.Request.Testall(requests):
+            yield False
+        self._channel.finish(ticket)
+
+    def pull(self, key: int, version: int, out: Bytes, ticket: Ticket) -> Operation:
+        rank = self._layout.servers[self._layout.shards[key].server]
+        answer = np.zeros(2, np.int64)
+        requests = [
+            self._comm.Irecv([answer, MPI.INT64_T], source=rank, tag=Tag.PULLED_HEAD),
+            self._comm.Irecv([out, MPI.BYTE], source=rank, tag=Tag.PULLED_BODY),
+            self._comm.Isend([np.array([key, version], np.int64), MPI.INT64_T], dest=rank, tag=Tag.PULL),
+        ]
+        while not MPI.Request.Testall(requests):
+            yield False
+        self._channel.finish(ticket, int(answer[1]))
+
+    def _stand_slot(self, worker: int, slot: int) -> _Standing:
+        """Receives of one slot: head and body; posted again when the slot is released."""
+        head = np.empty(8 + self._layout.head_bytes(self._server), np.uint8)
+        room = self._layout.slot_bytes(self._server) - self._layout.head_bytes(self._server)
+        body = np.empty(room, np.uint8)
+
+        def post() -> list[MPI.Request]:
+            return [
+                self._comm.Irecv([head, MPI.BYTE], source=worker, tag=Tag.FRAME_HEAD + slot),
+                self._comm.Irecv([body, MPI.BYTE], source=worker, tag=Tag.FRAME_BODY + slot),
+            ]
+
+        def done(statuses: list[MPI.Status]) -> bool:
+            head_size, body_size = (status.Get_count(MPI.BYTE) for status in statuses)
+            seq = int(head[:8].view(np.int64)[0])
+            self._channel.deliver(Arrival(Slot(worker, slot, seq), head[8:head_size].tobytes(), body[:body_size]))
+            return False
+
+        return _Standing(post, done)
+
+    def _stand_feedback(self, server: int) -> _Standing:
+        """A receive of one line from a server; many stand, and are filled in the order of posting."""
+        line = np.zeros(_LINE, np.int64)
+        rank = self._layout.servers[server]
+
+        def done(_: list[MPI.Status]) -> bool:
+            kind, first, second, third = line.tolist()
+            if kind == _ACK:
+                self._acked[server, first] = max(second, self._acked.get((server, first), 0))
+            else:
+                self._channel.deliver(Notice(first, second, third))
+            return True
+
+        return _Standing(lambda: [self._comm.Irecv([line, MPI.INT64_T], source=rank, tag=Tag.FEEDBACK)], done)
+
+    def _stand_pull(self, worker: int) -> _Standing:
+        """A receive of a worker's pull request; answered with the newest copy."""
+        wanted = np.zeros(2, np.int64)
+
+        def done(_: list[MPI.Status]) -> bool:
+            key = int(wanted[0])
+            version, values = self._published[key]
+            self._send_words(worker, [key, version], Tag.PULLED_HEAD)
+            request = self._comm.Isend([values, MPI.BYTE], dest=worker, tag=Tag.PULLED_BODY)
+            self._sends.append((request, values))
+            return True
+
+        return _Standing(lambda: [self._comm.Irecv([wanted, MPI.INT64_T], source=worker, tag=Tag.PULL)], done)
+
+    def _send_words(self, rank: int, values: list[int], tag: Tag) -> None:
+        words = np.array(values, np.int64)
+        self._sends.append((self._comm.Isend([words, MPI.INT64_T], dest=rank, tag=tag), words))
+
+    def _reap(self) -> None:
+        while self._sends and self._sends[0][0].Test():
+            self._sends.popleft()
+
+
+class _Standing:
+    """Receives that stand ready; when all have come, ``done`` is called, and they are posted again if it says so.
+
+    Args:
+        post: starts the receives.
+        done: takes in what came; True to post again at once.
+    """
+
+    def __init__(self, post: Callable[[], list[MPI.Request]], done: Callable[[list[MPI.Status]], bool]) -> None:
+        self._post = post
+        self._done = done
+        self._requests: list[MPI.Request] = []
+        self.post()
+
+    def post(self) -> None:
+        """Start the receives."""
+        self._requests = self._post()
+
+    def look(self) -> bool:
+        """True if something came."""
+        if not self._requests:
+            return False
+        statuses = [MPI.Status() for _ in self._requests]
+        if not MPI.Request.Testall(self._requests, statuses):
+            return False
+        self._requests = []
+        if self._done(statuses):
+            self.post()
+        return True
+
+    def cancel(self) -> None:
+        """Take the receives back."""
+        for request in self._requests:
+            request.Cancel()
+            request.Wait()

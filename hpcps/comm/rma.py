@@ -1,0 +1,226 @@
+"""The one-sided plane: frames by Put into slots, parameters by Get from versioned copies.
+
+    worker   Put payload, Flush, Put flag {seq, ~seq, sizes}, Flush
+    server   sees the flag, hands the slot on; later Put ack {seq, ~seq} into the worker's window
+    server   BEGIN = v (atomic), write copy v mod K, then Put notice {v, clock, check} to the workers
+    worker   Get copy v mod K, Flush, read BEGIN (atomic), accept if BEGIN < v + K, else read again
+
+Only Put goes from workers to servers, so that a worker's death leaves no lock behind. A flag or notice
+that is read half-written fails its check word and is read again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from hpcps.comm.actor import Operation
+from hpcps.comm.channel import Arrival, Bytes, Notice, Slot, Ticket
+from hpcps.comm.layout import LINE_BYTES, Layout
+from hpcps.comm.mpi import MpiChannel
+from hpcps.comm.plane import Plane, Posting, Publication
+from hpcps.errors import ProtocolError
+
+__all__ = ["RmaPlane"]
+
+_WORDS = LINE_BYTES // 8
+_CHECK = 0x5A17
+"""Mixed into a notice's check word, so that a line of zeros is no notice."""
+
+
+class RmaPlane(Plane):
+    """The windows of one rank.
+
+    Args:
+        channel: the channel that this plane serves.
+    """
+
+    def __init__(self, channel: MpiChannel) -> None:
+        super().__init__()
+        self._channel = channel
+        self._opened = False
+
+    def open(self, layout: Layout, ticket: Ticket) -> Operation:
+        self._layout = layout
+        rank = self._channel.rank
+        self._serves = rank in layout.servers
+        self._server = layout.servers.index(rank) if self._serves else -1
+        size = layout.window_bytes(rank)
+        self._window = MPI.Win.Allocate(size, 1, comm=self._channel.world.data)
+        self._memory: Bytes = np.asarray(self._window.tomemory()).view(np.uint8)[:size]
+        self._memory[:] = 0
+        yield from self._channel.barrier()
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        self._window.Sync()
+        self._set_up_tables(layout)
+        yield from self._channel.barrier()
+        self._opened = True
+        self._channel.finish(ticket)
+
+    def close(self) -> Operation:
+        if self._opened:
+            self._opened = False
+            self._window.Unlock_all()
+            del self._memory, self._flags, self._acks, self._notices
+            yield from self._channel.barrier()
+            self._window.Free()
+
+    def look(self) -> bool:
+        if not self._opened:
+            return False
+        sent = self._empty_outbox()
+        return sent | (self._look_for_frames() if self._serves else self._look_for_notices())
+
+    def push(self, server: int, head: bytes, payload: Bytes, ticket: Ticket) -> Operation:
+        layout, window = self._layout, self._window
+        rank = layout.servers[server]
+        self._pushed[server] += 1
+        seq = self._pushed[server]
+        slot = (seq - 1) % layout.num_slots
+        ack = self._acks[server * layout.num_slots + slot]
+        waited = False
+        while seq > layout.num_slots and not (ack[0] >= seq - layout.num_slots and ack[1] == ~ack[0]):
+            waited = True
+            yield False
+        self._channel.counters.credit_waits += waited
+        at = self._slot_at[server][slot]
+        window.Put([np.frombuffer(head, np.uint8), MPI.BYTE], rank, (at, len(head), MPI.BYTE))
+        if payload.size:
+            window.Put([payload, MPI.BYTE], rank, (at + self._head_bytes[server], payload.size, MPI.BYTE))
+        window.Flush(rank)
+        flag = np.array([seq, ~seq, len(head), payload.size], np.int64)
+        window.Put([flag, MPI.INT64_T], rank, (self._flag_at[slot], 4, MPI.INT64_T))
+        window.Flush(rank)
+        self._channel.finish(ticket)
+        yield True
+
+    def pull(self, key: int, version: int, out: Bytes, ticket: Ticket) -> Operation:
+        layout, window = self._layout, self._window
+        rank = layout.servers[layout.shards[key].server]
+        version = max(version, int(self._seen[key, 0]) - 1)
+        begin, nothing = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        while True:
+            window.Get([out, MPI.BYTE], rank, (layout.buffer_offset(key, version), out.size, MPI.BYTE))
+            window.Flush(rank)
+            window.Fetch_and_op([nothing, MPI.INT64_T], [begin, MPI.INT64_T], rank, layout.begin_offset(key), MPI.NO_OP)
+            window.Flush(rank)
+            if begin[0] < version + layout.num_buffers:
+                break
+            self._channel.counters.pull_retries += 1
+            version = int(begin[0]) - 1
+            yield True
+        self._channel.finish(ticket, version)
+        yield True
+
+    def _set_up_tables(self, layout: Layout) -> None:
+        """Views of the words that others write into this window, and where this rank writes."""
+        words = self._memory[: self._memory.size // 8 * 8].view(np.int64)
+        num_flags = len(layout.workers) * layout.num_slots if self._serves else 0
+        num_acks = 0 if self._serves else len(layout.servers) * layout.num_slots
+        num_notices = 0 if self._serves else len(layout.shards)
+        self._flags = _table(words, num_flags)
+        self._acks = _table(words, num_acks)
+        self._notices = _table(words[num_acks * _WORDS :], num_notices)
+        self._taken = np.zeros(num_flags, np.int64)
+        self._seen = np.zeros((num_notices, 2), np.int64)
+        self._pushed = [0] * len(layout.servers)
+        self._head_bytes = [layout.head_bytes(server) for server in range(len(layout.servers))]
+        me = self._channel.rank
+        slots = range(layout.num_slots)
+        self._flag_at = [] if self._serves else [layout.flag_offset(me, slot) for slot in slots]
+        self._slot_at = (
+            []
+            if self._serves
+            else [[layout.slot_offset(server, me, slot) for slot in slots] for server in range(len(layout.servers))]
+        )
+
+    def _look_for_frames(self) -> bool:
+        """Flags that changed since the last look, in the order in which each worker pushed."""
+        fresh = np.nonzero(self._flags[:, 0] != self._taken)[0]
+        if fresh.size == 0:
+            return False
+        self._window.Sync()
+        layout = self._layout
+        server = self._server
+        arrivals = []
+        for index in sorted(fresh.tolist(), key=lambda i: int(self._flags[i, 0])):
+            seq, inverse, head_bytes, payload_bytes = self._flags[index, :4].tolist()
+            if inverse != ~seq:
+                continue
+            self._taken[index] = seq
+            worker, slot = layout.workers[index // layout.num_slots], index % layout.num_slots
+            room = layout.slot_bytes(server) - self._head_bytes[server]
+            if not (0 <= head_bytes <= self._head_bytes[server] and 0 <= payload_bytes <= room):
+                raise ProtocolError(
+                    f"cannot take a frame from rank {worker}: {head_bytes} + {payload_bytes} bytes, the slot has"
+                    f" {self._head_bytes[server]} + {room}; run the same plan on every rank",
+                    rank=self._channel.rank,
+                    op="push",
+                )
+            at = layout.slot_offset(server, worker, slot)
+            body = at + self._head_bytes[server]
+            arrivals.append(
+                Arrival(
+                    Slot(worker, slot, seq),
+                    self._memory[at : at + head_bytes].tobytes(),
+                    self._memory[body : body + payload_bytes],
+                )
+            )
+        self._channel.deliver(*arrivals)
+        return True
+
+    def _look_for_notices(self) -> bool:
+        fresh = np.nonzero((self._notices[:, :2] != self._seen).any(axis=1))[0]
+        news = []
+        for key in fresh.tolist():
+            version, clock, check = self._notices[key, :3].tolist()
+            if check == version ^ (clock << 20) ^ _CHECK:
+                self._seen[key] = version, clock
+                news.append(Notice(key, version - 1, clock))
+        if news:
+            self._window.Sync()
+            self._channel.deliver(*news)
+        return bool(news)
+
+    def _empty_outbox(self) -> bool:
+        """Publications, then the newest words for each place, then one flush for all of them."""
+        busy = bool(self.outbox)
+        words: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
+        while self.outbox:
+            item = self.outbox.popleft()
+            if isinstance(item, Slot):
+                at = self._layout.ack_offset(self._server, item.index)
+                words[item.worker, at] = np.array([item.seq, ~item.seq], np.int64)
+            elif isinstance(item, Posting):
+                notice = item.notice
+                version = notice.version + 1
+                check = version ^ (notice.clock << 20) ^ _CHECK
+                at = self._layout.notice_offset(notice.key)
+                words[item.worker, at] = np.array([version, notice.clock, check], np.int64)
+            else:
+                self._publish(item)
+        for (rank, at), line in words.items():
+            self._window.Put([line, MPI.INT64_T], rank, (at, line.size, MPI.INT64_T))
+        targets = {rank for rank, _ in words}
+        if len(targets) == 1:
+            self._window.Flush(targets.pop())
+        elif targets:
+            self._window.Flush_all()
+        return busy
+
+    def _publish(self, item: Publication) -> None:
+        begin = self._layout.begin_offset(item.key)
+        me = self._channel.rank
+        version = np.array([item.version], np.int64)
+        self._window.Accumulate([version, MPI.INT64_T], me, (begin, 1, MPI.INT64_T), MPI.REPLACE)
+        self._window.Flush(me)
+        self._window.Sync()
+        at = self._layout.buffer_offset(item.key, item.version)
+        np.copyto(self._memory[at : at + item.values.size], item.values)
+        self._window.Sync()
+        self._channel.finish(item.ticket)
+
+
+def _table(words: npt.NDArray[np.int64], rows: int) -> npt.NDArray[np.int64]:
+    return words[: rows * _WORDS].reshape(rows, _WORDS)

