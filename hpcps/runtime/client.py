@@ -1,0 +1,324 @@
+"""A worker's end: registers the plan, pushes shards, waits, pulls, and asks for work.
+
+Joins the worker's state machine with the channel. One thread uses it, the script's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcps.comm.channel import Array, Channel, Control, Notice, Ticket
+from hpcps.config import RunConfig
+from hpcps.errors import PlanMismatchError, ProtocolError
+from hpcps.native import checksum
+from hpcps.plan import Group, Grouping, Roles, Route, Shard, TensorSpec, digest
+from hpcps.policy.routing import PlaceShards
+from hpcps.protocol.control import (
+    BarrierEnter,
+    BarrierLeave,
+    ControlMessage,
+    Done,
+    EndOfData,
+    JoinGroup,
+    Order,
+    OrderRequest,
+    Register,
+    RegisterReply,
+    decode_control,
+    encode_control,
+)
+from hpcps.protocol.messages import Kind
+from hpcps.protocol.worker import WorkerProtocol, owner_of
+from hpcps.runtime.wire import frame_shape, layout_of, to_json
+from hpcps.update.rule import RuleSpec
+
+__all__ = ["Array", "Contribution", "Ticket", "WorkerClient"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """What a group's step says besides the gradient itself.
+
+    Args:
+        weight: samples (or tokens) that the gradient is the mean of.
+        share_frac: the group's part of a full global batch.
+        options: numeric options of all parameter groups, flattened.
+        present: one entry a tensor: whether anyone in the group had a gradient.
+    """
+
+    weight: float
+    share_frac: float
+    options: tuple[float, ...]
+    present: Sequence[bool]
+
+
+class WorkerClient:
+    """One worker.
+
+    Args:
+        channel: this rank's channel.
+        config: the run's settings.
+        roles: who serves and who works.
+    """
+
+    def __init__(self, channel: Channel, config: RunConfig, *, roles: Roles) -> None:
+        self.channel = channel
+        self.config = config
+        self.roles = roles
+        self.rank = channel.rank
+        self.grouping = Grouping(generation=0, groups=(Group(index=0, workers=roles.workers),))
+        self._route: Route | None = None
+        self._protocol = WorkerProtocol(self.rank, num_keys=0)
+        self._replies: list[str] = []
+        self._orders: dict[tuple[int, int, int], Order] = {}
+        self._barriers_left = 0
+        self._num_barriers = 0
+        self._told_end = (-1, -1)
+
+    def place(self, tensors: tuple[TensorSpec, ...]) -> Route:
+        """Cut the tensors into shards and give each a server; the same on every worker."""
+        policy = PlaceShards(len(self.roles.servers), shard_bytes=self.config.comm.shard_bytes)
+        return policy.decide(tensors)
+
+    # --- start ---------------------------------------------------------------------------------------
+
+    def register(self, route: Route, tensors: tuple[TensorSpec, ...], *, rule: RuleSpec) -> None:
+        """Agree on the plan with all ranks and open the data plane. Collective over all ranks.
+
+        Raises:
+            PlanMismatchError: another worker has another plan.
+        """
+        rule_text = rule.to_json()
+        first = self.rank == self.roles.workers[0]
+        message = Register(
+            rank=self.rank,
+            digest=f"{digest(route)}-{_text_digest(to_json(tensors) + rule_text)}",
+            route=to_json(route) if first else "",
+            tensors=to_json(tensors) if first else "",
+            rule=rule_text if first else "",
+        )
+        self._tell_servers(message)
+        self.wait(lambda: len(self._replies) == len(self.roles.servers), "every server to accept the plan")
+        for refusal in self._replies:
+            if refusal:
+                raise PlanMismatchError(refusal, rank=self.rank)
+        self._route = route
+        self._shapes = [frame_shape(shard, rule) for shard in route.shards]
+        self._protocol = WorkerProtocol(self.rank, num_keys=len(route.shards), route_epoch=route.epoch)
+        self.channel.open(layout_of(route, rule, roles=self.roles, config=self.config.comm))
+        self._join()
+
+    def load(self, values: Sequence[Array], options: tuple[float, ...]) -> None:
+        """Give the servers the first values, from the first worker; wait until they are published."""
+        if self.rank == self.roles.workers[0]:
+            tickets = []
+            for shard in self.route.shards:
+                presence = bytes(len(shard.pieces))
+                tickets.append(self._send(shard, Kind.INIT, values[shard.key], options, presence, 0.0, 0.0))
+            self.wait(lambda: all(ticket.done for ticket in tickets), "the servers to take the first values")
+        self.wait(self._protocol.loaded, "the servers to publish the first values")
+        for shard in self.route.shards:
+            self._protocol.on_pulled(shard.key, version=0)
+
+    @property
+    def route(self) -> Route:
+        """The route in force."""
+        if self._route is None:
+            raise ProtocolError(
+                "cannot use the servers: no plan is registered; make a DistributedOptimizer first", rank=self.rank
+            )
+        return self._route
+
+    @property
+    def registered(self) -> bool:
+        """True once a plan is in force."""
+        return self._route is not None
+
+    @property
+    def group(self) -> Group:
+        """This worker's group."""
+        return self.grouping.group_of(self.rank)
+
+    # --- one step --------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> int:
+        """Steps begun by this worker."""
+        return self._protocol.clock
+
+    def push(self, gradients: Sequence[Array], contribution: Contribution) -> list[Ticket]:
+        """Begin the next step: send the shards that this member owns. A buffer is free when its ticket is done."""
+        self._protocol.advance()
+        group = self.group
+        tickets = []
+        for shard in self.route.shards:
+            if owner_of(shard, group) == self.rank:
+                presence = bytes(bool(contribution.present[piece.tensor]) for piece in shard.pieces)
+                tickets.append(
+                    self._send(
+                        shard,
+                        Kind.GRADIENT,
+                        gradients[shard.key],
+                        contribution.options,
+                        presence,
+                        contribution.weight,
+                        contribution.share_frac,
+                    )
+                )
+        return tickets
+
+    def wait_settled(self, slack: int) -> None:
+        """Wait until all but the last ``slack`` steps of the group are applied or refused."""
+        clock = self._protocol.clock - slack
+        self.wait(lambda: self._protocol.settled_through(clock), f"the servers to settle step {clock}")
+
+    def start_pull(self, out: Sequence[Array]) -> list[tuple[int, Ticket]]:
+        """Begin to read every shard that has a version newer than the model's."""
+        self.process()
+        return [
+            (shard.key, self.channel.pull(shard.key, self._protocol.newest(shard.key), out[shard.key]))
+            for shard in self.route.shards
+            if self._protocol.newest(shard.key) > self._protocol.used(shard.key)
+        ]
+
+    def finish_pull(self, pulls: Sequence[tuple[int, Ticket]]) -> None:
+        """Wait for reads; the model's versions are then theirs."""
+        self.wait(lambda: all(ticket.done for _, ticket in pulls), "the servers' parameters")
+        for key, ticket in pulls:
+            self._protocol.on_pulled(key, version=ticket.result)
+
+    def staleness(self) -> int:
+        """Largest number of versions by which the model is behind what this worker has heard of."""
+        return max(
+            (self._protocol.newest(shard.key) - self._protocol.used(shard.key) for shard in self.route.shards),
+            default=0,
+        )
+
+    def allreduce(self, buffer: Array, *, everyone: bool = False) -> Ticket:
+        """Sum over the group or over all workers, in place."""
+        return self.channel.allreduce(buffer, everyone=everyone)
+
+    def broadcast(self, buffer: Array) -> None:
+        """Give all workers the first worker's buffer."""
+        ticket = self.channel.broadcast(buffer, self.roles.workers[0])
+        self.wait(lambda: ticket.done, "the first worker's values")
+
+    # --- work ------------------------------------------------------------------------------------------
+
+    def request(self, message: OrderRequest) -> None:
+        """Ask the coordinator for a batch."""
+        self.tell_coordinator(message)
+
+    def order(self, loader: int, epoch: int, index: int) -> Order:
+        """Wait for the order that answers a request."""
+        name = (loader, epoch, index)
+        self.wait(lambda: name in self._orders, f"batch {index} of epoch {epoch}")
+        return self._orders.pop(name)
+
+    def adopt(self, order: Order) -> bool:
+        """Regroup if the order belongs to a new grouping: flush, split, join. True if it did."""
+        if order.generation == self.grouping.generation:
+            return False
+        self.wait_settled(0)
+        self.grouping = Grouping(
+            generation=order.generation,
+            groups=tuple(Group(index=i, workers=tuple(ranks)) for i, ranks in enumerate(order.groups)),
+        )
+        self.channel.regroup(order.groups)
+        if self.registered:
+            self._join()
+        return True
+
+    def end_of_data(self) -> None:
+        """Tell the servers that the group sends nothing until it starts again; a second call says nothing."""
+        told = (self.grouping.generation, self._protocol.clock)
+        if self.registered and told != self._told_end and self.rank == self.group.workers[0]:
+            self._told_end = told
+            self._tell_servers(EndOfData(generation=told[0], group=self.group.index, clock=told[1]))
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        self._num_barriers += 1
+        index = self._num_barriers
+        self.tell_coordinator(BarrierEnter(rank=self.rank, index=index))
+        self.wait(lambda: self._barriers_left >= index, f"the other workers at barrier {index}")
+
+    def leave(self) -> None:
+        """Say that nothing more will come."""
+        self._tell_servers(Done(rank=self.rank))
+
+    def tell_coordinator(self, message: ControlMessage) -> None:
+        """Send a message to the first server."""
+        self.channel.send(self.roles.servers[0], encode_control(message))
+
+    # --- inside ----------------------------------------------------------------------------------------
+
+    def wait(self, until: Callable[[], bool], what: str) -> None:
+        """Take in events until a condition holds."""
+        while True:
+            self.process()
+            if until():
+                return
+            self.channel.wait(lambda: self.channel.has_events or until(), what)
+
+    def process(self) -> None:
+        """Take in what has come."""
+        for event in self.channel.take():
+            if isinstance(event, Notice):
+                self._protocol.on_notice(event.key, version=event.version, clock=event.clock)
+            elif isinstance(event, Control):
+                self._on_control(decode_control(event.data))
+
+    def _on_control(self, message: ControlMessage) -> None:
+        if isinstance(message, Order):
+            self._orders[message.loader, message.epoch, message.index] = message
+        elif isinstance(message, BarrierLeave):
+            self._barriers_left = max(self._barriers_left, message.index)
+        elif isinstance(message, RegisterReply):
+            self._replies.append(message.refusal)
+        else:
+            raise ProtocolError(
+                f"cannot accept {type(message).__name__} on a worker; run the same hpcps on every rank", rank=self.rank
+            )
+
+    def _join(self) -> None:
+        self._tell_servers(JoinGroup(rank=self.rank, generation=self.grouping.generation, group=self.group.index))
+
+    def _tell_servers(self, message: ControlMessage) -> None:
+        data = encode_control(message)
+        for server in self.roles.servers:
+            self.channel.send(server, data)
+
+    def _send(
+        self,
+        shard: Shard,
+        kind: Kind,
+        values: Array,
+        options: tuple[float, ...],
+        presence: bytes,
+        weight: float,
+        share_frac: float,
+    ) -> Ticket:
+        shape = self._shapes[shard.key]
+        header = self._protocol.header(
+            shard,
+            kind,
+            group=self.group,
+            generation=self.grouping.generation,
+            num_groups=len(self.grouping.groups),
+            weight=weight,
+            share_frac=share_frac,
+            meta_bytes=shape.meta_bytes,
+            payload_bytes=values.nbytes,
+            checksum=checksum(values.view(np.uint8)) if self.config.comm.checksum else 0,
+        )
+        return self.channel.push(shard.server, header.pack() + shape.pack_meta(options, presence), values)
+
+
+def _text_digest(text: str) -> str:
+    """A short hash of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

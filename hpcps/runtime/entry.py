@@ -1,0 +1,226 @@
+"""Start and end of a rank: find out what this process is, join the parts, and turn an error into the end of all.
+
+The only place that exits or aborts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import platform
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hpcps.cluster import Cluster, Host, RankPlace
+from hpcps.comm.channel import Channel
+from hpcps.comm.loopback import Hub, LoopbackChannel
+from hpcps.config import RunConfig
+from hpcps.errors import LaunchError
+from hpcps.launch.environment import (
+    check_world,
+    has_infiniband,
+    installed_wheels_conflict,
+    launcher_hint,
+    mpi_defaults,
+    usable_cores,
+)
+from hpcps.plan import Roles
+from hpcps.policy.placement import PlaceRoles
+from hpcps.runtime.client import WorkerClient
+from hpcps.runtime.job import Job
+from hpcps.runtime.logs import open_logs, run_dir
+from hpcps.runtime.metrics import EventLog
+from hpcps.runtime.server_loop import MakeRule, ServerLoop
+
+if TYPE_CHECKING:
+    from hpcps.comm.world import RankFacts
+
+__all__ = ["guard", "start"]
+
+logger = logging.getLogger(__name__)
+
+_FAILED = 1
+"""Exit code of a job that an error ended."""
+
+_channel: Channel | None = None
+"""The channel that an uncaught error must take down."""
+
+
+def start(config: RunConfig, *, make_rule: MakeRule, device: Callable[[int], str], versions: str) -> Job:
+    """Begin this rank's part of the job.
+
+    On a server this serves until the job ends and then leaves the process with exit code 0.
+
+    Args:
+        config: the run's settings.
+        make_rule: makes the optimizer of a shard.
+        device: torch device of a worker with a local rank.
+        versions: what must be alike on all ranks.
+
+    Returns: the job, on a worker.
+
+    Raises:
+        LaunchError: launcher, MPI library and settings do not fit together.
+    """
+    hint = launcher_hint(os.environ)
+    if hint is None or hint.size == 1:
+        return _start_alone(config, make_rule=make_rule, device=device)
+    conflict = installed_wheels_conflict()
+    if conflict is not None:
+        raise conflict
+    exceed = hint.size > usable_cores()
+    defaults = mpi_defaults(os.environ, has_infiniband=has_infiniband(), ranks_exceed_cores=exceed)
+    os.environ.update(defaults)
+    from hpcps.comm.start import open_channel
+    from hpcps.comm.world import open_world
+
+    world = open_world(versions=versions)
+    check_world(hint, mpi_size=world.size, library=world.library)
+    cluster = _cluster(world.ranks)
+    decision = PlaceRoles(
+        config.server_num,
+        config.worker_num,
+        server_endpoints=config.server_endpoints,
+        worker_endpoints=config.worker_endpoints,
+    ).decide(cluster)
+    roles = decision.roles
+    _check_emulation(config, roles)
+    serves = roles.is_server(world.rank)
+    folder = run_dir(config.log.dir, world_size=world.size)
+    facts = world.ranks[world.rank]
+    role = "server" if serves else "worker"
+    open_logs(folder, rank=world.rank, world_size=world.size, host=facts.host, role=role, level=config.log.level)
+    channel = open_channel(world, roles.workers, config.comm)
+    _set_channel(channel)
+    sys.excepthook = _on_uncaught
+    events = EventLog(folder, rank=world.rank, role=role)
+    events.write("run", config=dataclasses.asdict(config), world_size=world.size, host=facts.host)
+    logger.info(
+        "%d ranks on %d hosts, servers %s, workers %s (%s), %s, data plane %s",
+        world.size,
+        len(cluster.hosts),
+        roles.servers,
+        roles.workers,
+        decision.reason,
+        world.library,
+        channel.mode,
+    )
+    if serves:
+        server = ServerLoop(channel, config, roles=roles, make_rule=make_rule, events=events)
+        server.serve()
+        events.close()
+        channel.close()
+        _set_channel(None)
+        raise SystemExit(0)
+    return Job(
+        WorkerClient(channel, config, roles=roles),
+        config,
+        roles=roles,
+        events=events,
+        device=device(facts.local_rank),
+        close=lambda: _leave(channel),
+        abort=_take_down,
+    )
+
+
+def _start_alone(config: RunConfig, *, make_rule: MakeRule, device: Callable[[int], str]) -> Job:
+    """One process is server and worker: no MPI, no thread, no copy between the two."""
+    cluster = Cluster(
+        hosts=(Host(name=socket.gethostname()),), places=(RankPlace(rank=0, host=socket.gethostname(), local_rank=0),)
+    )
+    roles = PlaceRoles(config.server_num, config.worker_num).decide(cluster).roles
+    _check_emulation(config, roles)
+    folder = run_dir(config.log.dir, world_size=1)
+    open_logs(folder, rank=0, world_size=1, host=platform.node(), role="server and worker", level=config.log.level)
+    events = EventLog(folder, rank=0, role="worker")
+    events.write("run", config=dataclasses.asdict(config), world_size=1, host=platform.node())
+    hub = Hub(shared_memory=True)
+    server_end = LoopbackChannel(hub, 0, serves=True, deadline_s=config.comm.deadline_s)
+    worker_end = LoopbackChannel(hub, 0, serves=False, deadline_s=config.comm.deadline_s)
+    server = ServerLoop(server_end, config, roles=roles, make_rule=make_rule, events=events)
+    hub.turn_server = server.turn
+
+    def close() -> None:
+        server.turn()
+        worker_end.close()
+        server_end.close()
+
+    def abort(error: BaseException) -> None:
+        close()
+
+    client = WorkerClient(worker_end, config, roles=roles)
+    return Job(client, config, roles=roles, events=events, device=device(0), close=close, abort=abort)
+
+
+@contextlib.contextmanager
+def guard() -> Iterator[None]:
+    """Run a script so that an uncaught error ends all ranks, with its traceback first."""
+    try:
+        yield
+    except SystemExit as error:
+        if error.code not in (0, None) and _channel is not None:
+            _take_down(error)
+        raise
+    except BaseException as error:
+        if _channel is None:
+            raise
+        _take_down(error)
+
+
+def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if _channel is None:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        _take_down(error)
+
+
+def _take_down(error: BaseException) -> None:
+    """Report an error with its rank, then end every rank of the job."""
+    channel = _channel
+    if channel is None:
+        return
+    code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else _FAILED
+    report = "".join(traceback.format_exception(error))
+    lines = "".join(f"[rank {channel.rank}] {line}\n" for line in report.rstrip().split("\n"))
+    sys.stdout.flush()
+    sys.stderr.write(lines)
+    sys.stderr.flush()
+    logger.error("this rank ends the job with code %d: %r", code, error)
+    channel.abort(code or _FAILED)
+
+
+def _leave(channel: Channel) -> None:
+    channel.close()
+    _set_channel(None)
+
+
+def _check_emulation(config: RunConfig, roles: Roles) -> None:
+    speeds = config.emulate.speeds
+    if speeds and len(speeds) != len(roles.workers):
+        raise LaunchError(
+            f"cannot emulate speeds {':'.join(f'{v:g}' for v in speeds)}: got {len(speeds)}, need"
+            f" {len(roles.workers)}, one a worker; change --emulate-speeds or the number of ranks"
+        )
+
+
+def _cluster(ranks: tuple[RankFacts, ...]) -> Cluster:
+    """Hosts in order of their first rank."""
+    hosts: dict[str, Host] = {}
+    for facts in ranks:
+        host = Host(name=facts.host, num_cores=facts.num_cores, memory_bytes=facts.memory_bytes, gpus=facts.gpus)
+        hosts.setdefault(facts.host, host)
+    places = tuple(
+        RankPlace(rank=rank, host=facts.host, local_rank=facts.local_rank) for rank, facts in enumerate(ranks)
+    )
+    return Cluster(hosts=tuple(hosts.values()), places=places)
+
+
+def _set_channel(channel: Channel | None) -> None:
+    global _channel
+    _channel = channel
