@@ -1,0 +1,377 @@
+"""Read the event files of a run into typed values.
+
+A run's folder holds one file a rank, ``events-r000.jsonl`` and so on. A line is one JSON object:
+
+    {"v": 1, "t_s": 12.5, "rank": 2, "role": "worker", "event": "step", "step": 7, ...}
+
+``t_s`` is wall-clock time at the end of what the event tells, on one clock for all ranks of a host. Events that this
+module does not know are passed over, so that a newer writer may add some. Everything else that does not fit
+is an error which names file and line; nothing is guessed or repaired.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcps.errors import DataError
+
+__all__ = [
+    "CapacityEvent",
+    "EVENT_VERSION",
+    "GroupingEvent",
+    "RunEvent",
+    "RunEvents",
+    "ServerEvent",
+    "SharesEvent",
+    "StepEvent",
+    "SummaryEvent",
+    "read_run",
+]
+
+EVENT_VERSION = 1
+"""The version of the event format that this module reads."""
+
+_FILE_NAME = re.compile(r"events-r(\d{3,})\.jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvent:
+    """One step of one worker.
+
+    Args:
+        t_s: when the step ended.
+        rank: world rank of the worker.
+        step: the worker's own step number, from 0.
+        epoch: epoch of the samples, from 0.
+        num_samples: samples of this worker in this step.
+        compute_s: forward and backward, emulated time included.
+        wait_s: time spent waiting for other ranks.
+        step_s: from the end of the step before to the end of this one.
+        staleness: versions between the parameters used and those on the servers.
+    """
+
+    t_s: float
+    rank: int
+    step: int
+    epoch: int
+    num_samples: int
+    compute_s: float
+    wait_s: float
+    step_s: float
+    staleness: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharesEvent:
+    """Shares that hold from a step on: ``counts[i]`` samples for rank ``workers[i]``."""
+
+    t_s: float
+    step: int
+    counts: tuple[int, ...]
+    workers: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupingEvent:
+    """The groups of a generation, each the world ranks of its workers."""
+
+    t_s: float
+    generation: int
+    groups: tuple[tuple[int, ...], ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityEvent:
+    """Fitted step time of each worker: ``fixed_s[i] + per_sample_s[i] * samples`` for rank ``workers[i]``."""
+
+    t_s: float
+    workers: tuple[int, ...]
+    fixed_s: tuple[float, ...]
+    per_sample_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerEvent:
+    """A server's counters at the end; staleness in versions over its pushes."""
+
+    rank: int
+    num_pushes: int
+    num_windows: int
+    num_refused: int
+    staleness_mean: float
+    staleness_max: float
+    queue_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvent:
+    """How the run was set up. ``speeds`` are the emulated ones, empty where none were."""
+
+    sync_mode: str
+    heterogeneous: bool
+    speeds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryEvent:
+    """The numbers that a training script reported at its end, by name."""
+
+    rank: int
+    values: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvents:
+    """All events of a run, steps in order of (rank, step), the others in order of time."""
+
+    folder: Path
+    steps: tuple[StepEvent, ...]
+    shares: tuple[SharesEvent, ...] = ()
+    groupings: tuple[GroupingEvent, ...] = ()
+    capacities: tuple[CapacityEvent, ...] = ()
+    servers: tuple[ServerEvent, ...] = ()
+    runs: tuple[RunEvent, ...] = ()
+    summaries: tuple[SummaryEvent, ...] = ()
+
+    def metric(self, name: str) -> float:
+        """A number that the training script reported; the last one where it did so twice.
+
+        Raises:
+            DataError: no summary holds that name.
+        """
+        values = {key: value for summary in self.summaries for key, value in summary.values}
+        if name not in values:
+            raise DataError(
+                f"cannot find metric {name!r} of run {str(self.folder)!r}: got {sorted(values)}, need that name;"
+                f" call job.summary({name}=...) at the end of the script"
+            )
+        return values[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """One line of an event file; its getters check what they hand out."""
+
+    place: str
+    fields: dict[str, Any]
+
+    def fail(self, got: str, need: str) -> DataError:
+        """The error for a line that does not fit."""
+        return DataError(
+            f"cannot read events of {self.place}: got {got}, need {need}; remove the line or write it again",
+            op="read_run",
+        )
+
+    def take(self, name: str) -> Any:
+        """A field of any type."""
+        if name not in self.fields:
+            raise self.fail(f"no field {name!r}", f"it in event {self.fields.get('event')!r}")
+        return self.fields[name]
+
+    def number(self, name: str) -> float:
+        """A finite number."""
+        return self._number(self.take(name), name)
+
+    def integer(self, name: str) -> int:
+        """A whole number, 0 or more."""
+        return self._integer(self.take(name), name)
+
+    def text(self, name: str) -> str:
+        """A string."""
+        value = self.take(name)
+        if not isinstance(value, str):
+            raise self.fail(f"{name} = {value!r}", "a string")
+        return value
+
+    def items(self, name: str) -> list[Any]:
+        """A list."""
+        return self._list(self.take(name), name)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers."""
+        return tuple(self._number(value, name) for value in self.items(name))
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers."""
+        return tuple(self._integer(value, name) for value in self.items(name))
+
+    def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """A list of lists of whole numbers."""
+        return tuple(tuple(self._integer(rank, name) for rank in self._list(group, name)) for group in self.items(name))
+
+    def same_length(self, *names: str) -> None:
+        """Check that lists belong together."""
+        sizes = [len(self.items(name)) for name in names]
+        if len(set(sizes)) > 1:
+            raise self.fail(f"lists {', '.join(names)} of {sizes} items", "equal lengths")
+
+    def _list(self, value: Any, name: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise self.fail(f"{name} = {value!r}", "a list")
+        return value
+
+    def _number(self, value: Any, name: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.fail(f"{name} = {value!r}", "a finite number")
+        return float(value)
+
+    def _integer(self, value: Any, name: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.fail(f"{name} = {value!r}", "a whole number, 0 or more")
+        return value
+
+
+def read_run(folder: Path | str) -> RunEvents:
+    """Read every event file of a run.
+
+    The last line of a file is left out if it has no line end: its rank was still writing, or was killed.
+
+    Args:
+        folder: the folder that the run logged to.
+
+    Raises:
+        DataError: the folder holds no event file, or a line does not fit; names file and line.
+    """
+    root = Path(folder)
+    paths = sorted(path for path in root.glob("events-r*.jsonl") if _FILE_NAME.fullmatch(path.name))
+    if not paths:
+        raise DataError(
+            f"cannot read run {str(root)!r}: got no file, need events-r000.jsonl and so on; pass the run's --log-dir"
+        )
+    found: dict[str, list[Any]] = {name: [] for name in _READERS}
+    for line in sorted((line for path in paths for line in _lines(path)), key=lambda line: line.number("t_s")):
+        kind = line.text("event")
+        if kind in found:
+            found[kind].append(_READERS[kind](line))
+    return RunEvents(
+        folder=root,
+        steps=tuple(sorted(found["step"], key=lambda step: (step.rank, step.step))),
+        shares=tuple(found["shares"]),
+        groupings=tuple(found["grouping"]),
+        capacities=tuple(found["capacity"]),
+        servers=tuple(found["server"]),
+        runs=tuple(found["run"]),
+        summaries=tuple(found["summary"]),
+    )
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    match = _FILE_NAME.fullmatch(path.name)
+    assert match is not None
+    rank = int(match[1])
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        line = _Line(place=f"{str(path)!r} line {number}", fields={})
+        try:
+            fields = json.loads(text)
+        except ValueError as error:
+            raise line.fail(f"{text[:60]!r}", "one JSON object") from error
+        if not isinstance(fields, dict):
+            raise line.fail(f"{text[:60]!r}", "one JSON object")
+        line = _Line(place=line.place, fields=fields)
+        if line.take("v") != EVENT_VERSION:
+            raise line.fail(f"version {fields['v']!r}", f"version {EVENT_VERSION}")
+        if line.integer("rank") != rank:
+            raise line.fail(f"rank {fields['rank']}", f"rank {rank} as in the file's name")
+        if line.text("role") not in ("worker", "server"):
+            raise line.fail(f"role {fields['role']!r}", "worker or server")
+        yield line
+
+
+def _step(line: _Line) -> StepEvent:
+    return StepEvent(
+        t_s=line.number("t_s"),
+        rank=line.integer("rank"),
+        step=line.integer("step"),
+        epoch=line.integer("epoch"),
+        num_samples=line.integer("num_samples"),
+        compute_s=line.number("compute_s"),
+        wait_s=line.number("wait_s"),
+        step_s=line.number("step_s"),
+        staleness=line.number("staleness"),
+    )
+
+
+def _shares(line: _Line) -> SharesEvent:
+    line.same_length("counts", "workers")
+    return SharesEvent(
+        t_s=line.number("t_s"),
+        step=line.integer("step"),
+        counts=line.integers("counts"),
+        workers=line.integers("workers"),
+        reason=line.text("reason"),
+    )
+
+
+def _grouping(line: _Line) -> GroupingEvent:
+    return GroupingEvent(
+        t_s=line.number("t_s"),
+        generation=line.integer("generation"),
+        groups=line.groups("groups"),
+        reason=line.text("reason"),
+    )
+
+
+def _capacity(line: _Line) -> CapacityEvent:
+    line.same_length("workers", "fixed_s", "per_sample_s")
+    return CapacityEvent(
+        t_s=line.number("t_s"),
+        workers=line.integers("workers"),
+        fixed_s=line.numbers("fixed_s"),
+        per_sample_s=line.numbers("per_sample_s"),
+    )
+
+
+def _server(line: _Line) -> ServerEvent:
+    return ServerEvent(
+        rank=line.integer("rank"),
+        num_pushes=line.integer("num_pushes"),
+        num_windows=line.integer("num_windows"),
+        num_refused=line.integer("num_refused"),
+        staleness_mean=line.number("staleness_mean"),
+        staleness_max=line.number("staleness_max"),
+        queue_max=line.integer("queue_max"),
+    )
+
+
+def _run(line: _Line) -> RunEvent:
+    config = line.take("config")
+    emulate = config.get("emulate") if isinstance(config, dict) else None
+    if not isinstance(emulate, dict):
+        raise line.fail(f"config = {config!r}", "the run's settings with their section emulate")
+    settings = _Line(place=line.place, fields=config)
+    heterogeneous = settings.take("heterogeneous")
+    if not isinstance(heterogeneous, bool):
+        raise line.fail(f"heterogeneous = {heterogeneous!r}", "true or false")
+    return RunEvent(
+        sync_mode=settings.text("sync_mode"),
+        heterogeneous=heterogeneous,
+        speeds=_Line(place=line.place, fields=emulate).numbers("speeds"),
+    )
+
+
+def _summary(line: _Line) -> SummaryEvent:
+    head = ("v", "t_s", "rank", "role", "event")
+    values = {name: value for name, value in line.fields.items() if name not in head and not isinstance(value, str)}
+    return SummaryEvent(
+        rank=line.integer("rank"),
+        values=tuple((name, line.number(name)) for name in sorted(values)),
+    )
+
+
+_READERS = {
+    "capacity": _capacity,
+    "grouping": _grouping,
+    "run": _run,
+    "server": _server,
+    "shares": _shares,
+    "step": _step,
+    "summary": _summary,
+}
