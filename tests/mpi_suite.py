@@ -21,7 +21,8 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-TEST_TIMEOUT_S = 60  # of one test; pytest-timeout prints every stack and ends the rank
+STACKS_S = 45  # of one test; then every rank that is still in it prints its stacks
+TEST_TIMEOUT_S = 60  # of one test; pytest-timeout then ends the rank, and with it all
 TAIL_LINES = 60  # of a failed rank's log
 
 
@@ -51,7 +52,7 @@ def run_rank(directory: Path, pytest_args: list[str]) -> None:
             os.dup2(log.fileno(), 2)
     command = [sys.executable, "-m", "pytest", "--with-mpi", str(ROOT / "tests" / "mpi")]
     command += ["-p", "no:cacheprovider", "--color=no", "--timeout", str(TEST_TIMEOUT_S), "--timeout-method", "thread"]
-    command += [f"--junitxml={directory}/rank{rank}.xml", *pytest_args]
+    command += ["-o", f"faulthandler_timeout={STACKS_S}", f"--junitxml={directory}/rank{rank}.xml", *pytest_args]
     os.execv(sys.executable, command)
 
 

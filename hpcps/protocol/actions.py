@@ -21,11 +21,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Accumulate:
-    """Add the frame's payload times ``weight`` to the shard's window; then free the slot."""
+    """Add the frame's payload times ``weight`` to the shard's window; then free the slot.
+
+    ``staleness`` is for the metrics: versions between the gradient's parameters and the shard's when it was let in.
+    """
 
     key: int
     token: Token
     weight: float
+    staleness: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ def decode_control(data: bytes) -> ControlMessage:
             if not _fits(fields[field], hint):
                 raise ValueError(f"field {field} is {fields[field]!r}, need {hint}")
         return _TYPES[name](**fields)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError(
             f"cannot read a control message of {len(data)} bytes: {error}; run the same hpcps on every rank"
         ) from error

@@ -34,7 +34,7 @@ HEADER_BYTES = 128
 ALIGN_BYTES = 64
 """A cache line: header, flags and payload never share one."""
 
-_LAYOUT = struct.Struct("<IHBB iiiii i qq dd qqqq")
+_LAYOUT = struct.Struct("<IHBB iiiii i qqq dd qqqq")
 
 
 class Kind(enum.IntEnum):
@@ -64,6 +64,7 @@ class PushHeader:
         num_groups: groups of that generation.
         sender: world rank of the sender.
         clock: step of the group, from 1; first values have 0.
+        since_clock: the group's first step in this generation, from 1.
         base_version: version of the parameters that the gradient was computed on.
         weight: samples (or tokens) that the payload is the mean of, 0 or more.
         share_frac: the group's part of a full global batch, 0 to 1.
@@ -82,6 +83,7 @@ class PushHeader:
     num_groups: int
     sender: int
     clock: int
+    since_clock: int = 1
     base_version: int
     weight: float
     share_frac: float
@@ -129,6 +131,7 @@ class PushHeader:
             and 0 <= self.weight < float("inf")
             and 0 <= self.share_frac <= 1
             and self.payload_bytes >= 0
+            and (self.kind is Kind.INIT or 1 <= self.since_clock <= self.clock)
         )
         if not fine:
             raise ProtocolError(
@@ -149,6 +152,7 @@ _NAMES = (
     "num_groups",
     "sender",
     "clock",
+    "since_clock",
     "base_version",
     "weight",
     "share_frac",

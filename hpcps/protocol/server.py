@@ -140,7 +140,7 @@ class ServerProtocol:
         if header.group in state.window.groups and self._quorum_reached(state):
             actions += self._close(header.key, state)
             actions += self._drain(state, now_s=now_s)
-        if header.group in state.window.groups or state.held:
+        if header.group in state.window.groups or any(each.group == header.group for each, _ in state.held):
             state.held.append((header, token))
         else:
             actions += self._admit(state, header, token, now_s=now_s)
@@ -173,14 +173,15 @@ class ServerProtocol:
     def _regroup(self, header: PushHeader, *, now_s: float) -> list[Action]:
         """A new grouping begins: what the old one left open is closed as it stands.
 
-        Workers regroup together, between two steps: all groups' first push has the clock of this one.
+        Workers regroup together, between two steps: all groups' first push of a generation has the same clock. This
+        push need not be one of those: it may have overtaken them.
         """
         actions: list[Action] = []
         for key, state in self._keys.items():
             while state.window.groups:
                 actions += self._close(key, state)
                 actions += self._drain(state, now_s=now_s)
-            state.received = dict.fromkeys(range(header.num_groups), header.clock - 1)
+            state.received = dict.fromkeys(range(header.num_groups), header.since_clock - 1)
             state.settled = dict(state.received)
         self.generation = header.generation
         self._num_groups = header.num_groups
@@ -189,7 +190,8 @@ class ServerProtocol:
         return actions
 
     def _admit(self, state: _Key, header: PushHeader, token: Token, *, now_s: float) -> list[Action]:
-        decision = self._staleness_policy.decide(state.version - header.base_version)
+        staleness = state.version - header.base_version
+        decision = self._staleness_policy.decide(staleness)
         if not decision.accept:
             state.settled[header.group] = header.clock
             return [Refuse(header.key, token, decision.reason), self.settled(header.key)]
@@ -205,7 +207,7 @@ class ServerProtocol:
         window.weight += header.weight
         window.decayed += header.weight * decision.factor
         window.share_frac += header.share_frac
-        return [Accumulate(header.key, token, header.weight * decision.factor)]
+        return [Accumulate(header.key, token, header.weight * decision.factor, staleness)]
 
     def _settle(self, key: int, state: _Key, *, now_s: float) -> list[Action]:
         """Close the window if it is due, let held pushes in, and again."""
@@ -224,10 +226,8 @@ class ServerProtocol:
         """Let held pushes into the new window, in order of arrival, one a group."""
         actions: list[Action] = []
         waiting, state.held = state.held, deque()
-        blocked = False
         for header, token in waiting:
-            blocked = blocked or header.group in state.window.groups
-            if blocked:
+            if header.group in state.window.groups:
                 state.held.append((header, token))
             else:
                 actions += self._admit(state, header, token, now_s=now_s)

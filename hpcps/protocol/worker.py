@@ -30,6 +30,8 @@ class WorkerProtocol:
         self._newest = [-1] * num_keys
         self._settled = [0] * num_keys
         self._used = [-1] * num_keys
+        self._generation = 0
+        self._since_clock = 1
 
     def on_notice(self, key: int, *, version: int, clock: int) -> None:
         """A server published a version and settled the group's pushes up to a clock."""
@@ -82,6 +84,8 @@ class WorkerProtocol:
         checksum: int = 0,
     ) -> PushHeader:
         """The header of this step's push of a shard."""
+        if kind is not Kind.INIT and generation != self._generation:
+            self._generation, self._since_clock = generation, self.clock
         return PushHeader(
             kind=kind,
             codec=Codec.NONE,
@@ -92,6 +96,7 @@ class WorkerProtocol:
             num_groups=num_groups,
             sender=self.rank,
             clock=0 if kind is Kind.INIT else self.clock,
+            since_clock=self._since_clock,
             base_version=max(0, self._used[shard.key]),
             weight=weight,
             share_frac=share_frac,

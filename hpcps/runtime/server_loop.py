@@ -273,7 +273,7 @@ class ServerLoop:
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Accumulate):
-                self._accumulate(self._shards[action.key], action.token, action.weight)
+                self._accumulate(self._shards[action.key], action)
             elif isinstance(action, Close):
                 self._close_window(self._shards[action.key], action)
             elif isinstance(action, Notify):
@@ -293,11 +293,11 @@ class ServerLoop:
         self._channel.release(frame.arrival.slot)
         state.publication = self._channel.publish(state.shard.key, 0, state.rule.values)
 
-    def _accumulate(self, state: _ShardState, frame: _Frame, weight: float) -> None:
+    def _accumulate(self, state: _ShardState, action: Accumulate) -> None:
+        frame, weight = action.token, action.weight
         header = frame.header
-        staleness = (self._protocol.version(header.key) if self._protocol else 0) - header.base_version
-        self.stats.staleness_sum += staleness
-        self.stats.staleness_max = max(self.stats.staleness_max, staleness)
+        self.stats.staleness_sum += action.staleness
+        self.stats.staleness_max = max(self.stats.staleness_max, action.staleness)
         self.stats.applied_weight += header.weight
         if header.clock > state.options_clock:
             state.options, state.options_clock = frame.options, header.clock

@@ -67,6 +67,7 @@ class DistributedLoader:
             raise DataError("cannot share out an empty dataset; need at least one sample")
         self._loader = job.open_loader(self._num_samples, global_batch, trains=train)
         self._passes = 0
+        self._last: Order | None = None
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self._passes
@@ -87,6 +88,9 @@ class DistributedLoader:
             elif self._train and self._job.stepper is not None:
                 self._job.stepper.idle_step()
         if self._train:
+            # where the others drew the last samples of the epoch in a new grouping, this worker must still join it
+            if self._last is not None:
+                self._job.client.adopt(self._last)
             self._job.client.end_of_data()
 
     def _orders(self, epoch: int, orders: deque[Order]) -> Iterator[list[int]]:
@@ -99,6 +103,7 @@ class DistributedLoader:
         while True:
             order = self._job.client.order(self._loader, epoch, index)
             if order.end:
+                self._last = order
                 break
             orders.append(order)
             yield permutation[order.start : order.start + order.count].tolist()
