@@ -106,6 +106,11 @@ class Channel(abc.ABC):
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
 
+    @property
+    def shares_memory(self) -> bool:
+        """True if arrays are handed over by reference: the worker's parameters may be the server's."""
+        return False
+
     # --- life -------------------------------------------------------------------------------------
 
     @abc.abstractmethod

@@ -173,6 +173,11 @@ class LoopbackChannel(Channel):
         self._generation = 0
         hub.ends["server" if serves else "worker", rank] = self
 
+    @property
+    def shares_memory(self) -> bool:
+        """True in a world of one."""
+        return self._hub.shared_memory
+
     def open(self, layout: Layout) -> None:
         self._hub.layout = layout
         self._rings = {server: _Ring() for server in range(len(layout.servers))}

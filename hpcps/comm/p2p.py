@@ -10,7 +10,7 @@ A published copy is kept until the last send of it is complete, so no pull sees 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class P2pPlane(Plane):
         self._channel = channel
         self._comm = channel.world.data
         self._opened = False
-        self._standing: list[_Standing] = []
+        self._standing: list[_Standing | _Ring] = []
         self._slots: dict[tuple[int, int], _Standing] = {}
         self._sends: deque[tuple[MPI.Request, Any]] = deque()
         self._published: dict[int, tuple[int, Bytes]] = {}
@@ -67,7 +67,8 @@ class P2pPlane(Plane):
             self._standing = [*self._slots.values(), *map(self._stand_pull, layout.workers)]
         else:
             self._standing = [
-                self._stand_feedback(server) for server in range(len(layout.servers)) for _ in range(_NUM_POSTED)
+                _Ring([self._stand_feedback(server) for _ in range(_NUM_POSTED)])
+                for server in range(len(layout.servers))
             ]
         yield from self._channel.barrier()
         self._opened = True
@@ -225,3 +226,28 @@ class _Standing:
         for request in self._requests:
             request.Cancel()
             request.Wait()
+
+
+class _Ring:
+    """Receives of one sender and tag: MPI fills them in the order of posting, and they are looked at in that order.
+
+    Args:
+        receives: in the order of posting; each is posted again as it is done.
+    """
+
+    def __init__(self, receives: Sequence[_Standing]) -> None:
+        self._receives = receives
+        self._next = 0
+
+    def look(self) -> bool:
+        """True if something came; takes in at most one round."""
+        for count in range(len(self._receives)):
+            if not self._receives[self._next].look():
+                return count > 0
+            self._next = (self._next + 1) % len(self._receives)
+        return True
+
+    def cancel(self) -> None:
+        """Take the receives back."""
+        for receive in self._receives:
+            receive.cancel()

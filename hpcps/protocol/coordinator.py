@@ -57,6 +57,8 @@ class _Loader:
     cursors: dict[int, int] = field(default_factory=dict)
     streams: dict[tuple[int, int, int], _Stream] = field(default_factory=dict)
     """By (generation, group, epoch)."""
+    newest: dict[int, int] = field(default_factory=dict)
+    """Newest epoch that each worker asked for; it asks for no older one again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +105,7 @@ class Coordinator:
         self._loaders: dict[int, _Loader] = {}
         self._barriers: dict[int, set[int]] = {}
         self._boundaries = self._first_groupings()
+        self._regrouped_loader = -1
         self._num_orders = 0
         self.progress = Progress()
 
@@ -115,7 +118,8 @@ class Coordinator:
         """A worker opened a loader.
 
         Raises:
-            DataError: workers disagree on its size or batch: their datasets differ.
+            DataError: workers disagree on its size or batch: their datasets differ. Or it is a second one to train on
+                while the groups are still to be found: the change would tear the epoch of one of the two.
         """
         loader = _Loader(message.num_samples, message.global_batch, message.trains)
         known = self._loaders.setdefault(message.loader, loader)
@@ -127,6 +131,13 @@ class Coordinator:
                 rank=message.rank,
             )
         if message.trains:
+            others = [index for index, each in self._loaders.items() if each.trains and index != message.loader]
+            if others and self._regroups_later:
+                raise DataError(
+                    f"cannot train on loader {message.loader} too: loader {others[0]} is still measuring speeds to form"
+                    " groups; train on one loader, or give capacity.prior",
+                    rank=message.rank,
+                )
             self.progress.epoch_total = message.num_samples
 
     def on_request(self, request: OrderRequest) -> list[Reply]:
@@ -134,13 +145,14 @@ class Coordinator:
         self._take_report(request)
         loader = self._loaders[request.loader]
         self._maybe_regroup(loader, request)
-        grouping = self._grouping_at(request.epoch, request.index)
+        loader.newest[request.rank] = request.epoch
+        grouping = self._grouping_at(loader, request)
         group = grouping.group_of(request.rank)
         stream_key = (grouping.generation, group.index, request.epoch)
         stream = loader.streams.get(stream_key)
         if stream is None:
             stream = loader.streams[stream_key] = _Stream(base=request.index)
-            loader.streams.pop((grouping.generation, group.index, request.epoch - 2), None)
+            self._forget(loader, group.workers)
         position = request.index - stream.base
         if position >= len(stream.batches) and not stream.ended:
             self._draw(loader, stream, group.workers, epoch=request.epoch)
@@ -183,6 +195,11 @@ class Coordinator:
             boundaries.append((0, 0, self._decide_grouping(speeds)))
         return boundaries
 
+    @property
+    def _regroups_later(self) -> bool:
+        """True while warm-up in hybrid mode goes on."""
+        return self._config.sync_mode == "hybrid" and len(self._boundaries) == 1
+
     def _decide_grouping(self, speeds: dict[int, float]) -> Grouping:
         decision = self._grouping_policy.decide(speeds, generation=1)
         groups = [list(group.workers) for group in decision.grouping.groups]
@@ -203,11 +220,25 @@ class Coordinator:
             for rank, v in zip(self._workers, prior, strict=True)
         }
 
-    def _grouping_at(self, epoch: int, index: int) -> Grouping:
+    def _grouping_at(self, loader: _Loader, request: OrderRequest) -> Grouping:
+        """The grouping of a batch; evaluation is shared out to all, so that no change of grouping tears its epoch."""
+        if not loader.trains:
+            return self._boundaries[0][2]
         for from_epoch, from_index, grouping in reversed(self._boundaries):
-            if (epoch, index) >= (from_epoch, from_index):
+            if request.loader != self._regrouped_loader or (request.epoch, request.index) >= (from_epoch, from_index):
                 return grouping
         return self._boundaries[0][2]
+
+    def _forget(self, loader: _Loader, members: tuple[int, ...]) -> None:
+        """Drop the epochs that no member of a group will ask for again."""
+        oldest = min(loader.newest.get(rank, 0) for rank in members)
+        for generation, group, epoch in list(loader.streams):
+            if epoch < oldest and self._members(generation, group) == members:
+                del loader.streams[generation, group, epoch]
+
+    def _members(self, generation: int, group: int) -> tuple[int, ...]:
+        grouping = next(each for _, _, each in self._boundaries if each.generation == generation)
+        return grouping.groups[group].workers
 
     def _take_report(self, request: OrderRequest) -> None:
         progress = self.progress
@@ -287,8 +318,7 @@ class Coordinator:
         """The end of warm-up in hybrid mode: one group becomes groups of like speed, at a batch nobody has yet."""
         if (
             not loader.trains
-            or self._config.sync_mode != "hybrid"
-            or len(self._boundaries) > 1
+            or not self._regroups_later
             or len(self._fits) < len(self._workers)
             or any(fit.num_steps == 0 for fit in self._fits.values())
         ):
@@ -298,6 +328,7 @@ class Coordinator:
         if stream is not None and (request.index < stream.base + len(stream.batches) or stream.ended):
             return
         speeds = {rank: self._fits[rank].speed for rank in self._workers}
+        self._regrouped_loader = request.loader
         self._boundaries.append((request.epoch, request.index, self._decide_grouping(speeds)))
 
     def _current_shares(self, loader: _Loader) -> tuple[int, ...]:

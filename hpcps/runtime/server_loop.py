@@ -289,7 +289,11 @@ class ServerLoop:
                 self._release(state)
 
     def _load(self, state: _ShardState, frame: _Frame) -> None:
-        state.rule.values[:] = frame.arrival.payload.view(state.shard.dtype)
+        values = frame.arrival.payload.view(state.shard.dtype)
+        if self._channel.shares_memory:
+            state.rule.adopt(values)
+        else:
+            state.rule.values[:] = values
         self._channel.release(frame.arrival.slot)
         state.publication = self._channel.publish(state.shard.key, 0, state.rule.values)
 

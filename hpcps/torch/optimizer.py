@@ -64,7 +64,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._job = job
         self._client = job.client
         self._max_grad_norm = max_grad_norm
-        self._overlap = job.config.overlap
+        self._overlap = 0 if job.roles.embedded else job.config.overlap
         rule = describe_optimizer(optimizer)
         self._option_names = rule.option_names
         names = {id(param): name for name, param in reversed(list(model.named_parameters(remove_duplicate=False)))}

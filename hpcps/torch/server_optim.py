@@ -110,13 +110,18 @@ class TorchRule(Rule):
         if spec.kind not in ELEMENTWISE:
             raise ProtocolError(f"cannot make a server optimizer {spec.kind!r}; need one of {sorted(ELEMENTWISE)}")
         self.adaptive = ELEMENTWISE[spec.kind]
-        self.values: RealArray = np.zeros(shard.numel, shard.dtype)
-        flat = torch.from_numpy(self.values)
-        self._names = spec.option_names
+        self._spec = spec
         self._pieces = [(piece.offset, piece.offset + piece.numel) for piece in shard.pieces]
-        self._params = [flat[begin:end] for begin, end in self._pieces]
         self._group_of = [tensors[piece.tensor].param_group for piece in shard.pieces]
+        self.adopt(np.zeros(shard.numel, shard.dtype))
+
+    def adopt(self, values: RealArray) -> None:
+        """Live in this memory; see `Rule.adopt`."""
+        self.values = values
+        flat = torch.from_numpy(values)
+        self._params = [flat[begin:end] for begin, end in self._pieces]
         groups = []
+        spec = self._spec
         for index, (row, flags) in enumerate(zip(spec.options, spec.flags, strict=True)):
             params = [p for p, group in zip(self._params, self._group_of, strict=True) if group == index]
             if params:
@@ -142,7 +147,7 @@ class TorchRule(Rule):
             raise ProtocolError(f"cannot step: an option of {hyper} is not finite; look at the scheduler")
         flat = torch.from_numpy(gradient)
         for group in self._optimizer.param_groups:
-            group.update(_settings(self._names, hyper[group["hpcps_group"]]))
+            group.update(_settings(self._spec.option_names, hyper[group["hpcps_group"]]))
             group["lr"] *= lr_scale
         for param, (begin, end), has in zip(self._params, self._pieces, present, strict=True):
             param.grad = flat[begin:end] if has else None

@@ -24,12 +24,20 @@ class Rule(ABC):
     Attributes:
         adaptive: True where the size of an update does not follow the size of the gradient (Adam and its kin),
             so that the decay of a late gradient must act on the learning rate.
-        values: the live parameters of the shard, one-dimensional, in the shard's dtype. The rule owns the array
-            and never replaces it; its caller writes the first values into it and reads it between steps.
+        values: the live parameters of the shard, one-dimensional, in the shard's dtype. The rule owns the array;
+            its caller writes the first values into it and reads it between steps.
     """
 
     adaptive: bool
     values: RealArray
+
+    @abstractmethod
+    def adopt(self, values: RealArray) -> None:
+        """Live in this memory from now on; before the first step only.
+
+        Args:
+            values: the first values, of the shape and dtype of ``values``, writable.
+        """
 
     @abstractmethod
     def step(

@@ -56,6 +56,10 @@ class NumpySgd(Rule):
                     key=shard.key,
                 )
 
+    def adopt(self, values: RealArray) -> None:
+        """Live in this memory; see `Rule.adopt`."""
+        self.values = values
+
     def step(
         self, gradient: RealArray, *, present: Sequence[bool], hyper: Sequence[Sequence[float]], lr_scale: float
     ) -> None:
