@@ -82,7 +82,7 @@ class Actor:
                         progressed = True
                 active = remaining
                 progressed |= self._look()
-                sleep_s = self._backoff.next_s(progressed=progressed)
+                sleep_s = self._backoff.next_s(progressed=progressed, under_way=bool(active))
                 if sleep_s > 0 and self._woken.wait(sleep_s):
                     self._woken.clear()
         except BaseException as error:  # whatever it is, the rank's main thread must hear of it

@@ -8,6 +8,8 @@ _FREE_POLLS = 30
 """Looks without sleep after the last progress; measured: keeps round trips on one node below 100 us."""
 _FIRST_S = 20e-6
 _GROWTH = 1.3
+_BUSY_S = 200e-6
+"""Longest sleep while operations are under way; measured: below it the script's own thread loses the interpreter."""
 _IDLE_AFTER = 400
 """Looks at the longest working sleep before the rank counts as idle."""
 _IDLE_FACTOR = 4.0
@@ -26,14 +28,20 @@ class Backoff:
         self._polls = 0
         self._sleep_s = _FIRST_S
 
-    def next_s(self, *, progressed: bool) -> float:
-        """Seconds to sleep after a look that found something to do or did not."""
+    def next_s(self, *, progressed: bool, under_way: bool) -> float:
+        """Seconds to sleep after a look.
+
+        Args:
+            progressed: the look found something to do.
+            under_way: operations are waiting for the other side, so each look may be what moves them.
+        """
         if progressed:
             self._polls, self._sleep_s = 0, _FIRST_S
             return 0.0
         self._polls += 1
         if self._polls <= _FREE_POLLS:
             return 0.0
-        limit_s = self._longest_s * (_IDLE_FACTOR if self._polls > _IDLE_AFTER else 1.0)
+        idle = self._polls > _IDLE_AFTER
+        limit_s = self._longest_s * _IDLE_FACTOR if idle else _BUSY_S if under_way else self._longest_s
         self._sleep_s = min(self._sleep_s * _GROWTH, limit_s)
         return self._sleep_s

@@ -287,6 +287,9 @@ class LoopbackChannel(Channel):
         """Move waiting frames into free slots."""
         layout = self._layout()
         ring = self._rings[server]
+        end = self._hub.ends.get(("server", layout.servers[server]))
+        if end is None:  # a late ack: the server has left, so nothing waits any more
+            return
         while True:
             with self._hub.lock:
                 if not ring.waiting or len(ring.taken) >= layout.num_slots:
@@ -296,7 +299,6 @@ class LoopbackChannel(Channel):
                 seq, ring.next_seq = ring.next_seq, ring.next_seq + 1
                 ring.taken.add(seq)
                 self._refs[server, seq] = ticket
-            end = self._hub.ends["server", layout.servers[server]]
             slot = Slot(self.rank, seq % layout.num_slots, seq)
             event: Event = Arrival(slot, head, body.view(np.uint8))
             self._hub.deliver(lambda event=event: end._deliver(event), repeatable=True)  # type: ignore[misc]

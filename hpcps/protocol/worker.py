@@ -60,6 +60,10 @@ class WorkerProtocol:
         """True once every shard has been published."""
         return min(self._newest, default=0) >= 0
 
+    def settled(self, key: int) -> int:
+        """Newest clock of the group that a shard has settled."""
+        return self._settled[key]
+
     def settled_through(self, clock: int) -> bool:
         """True if every shard has settled the group's pushes up to a clock."""
         return min(self._settled, default=clock) >= clock

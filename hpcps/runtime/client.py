@@ -171,19 +171,34 @@ class WorkerClient:
                 )
         return tickets
 
-    def wait_settled(self, slack: int) -> None:
-        """Wait until all but the last ``slack`` steps of the group are applied or refused."""
-        clock = self._protocol.clock - slack
+    def wait_settled(self) -> None:
+        """Wait until all steps of the group are applied or refused."""
+        clock = self._protocol.clock
         self.wait(lambda: self._protocol.settled_through(clock), f"the servers to settle step {clock}")
 
-    def start_pull(self, out: Sequence[Array]) -> list[tuple[int, Ticket]]:
-        """Begin to read every shard that has a version newer than the model's."""
-        self.process()
-        return [
-            (shard.key, self.channel.pull(shard.key, self._protocol.newest(shard.key), out[shard.key]))
-            for shard in self.route.shards
-            if self._protocol.newest(shard.key) > self._protocol.used(shard.key)
-        ]
+    def start_pull(self, out: Sequence[Array], *, slack: int = 0) -> list[tuple[int, Ticket]]:
+        """Begin to read every shard that has a version newer than the model's, each as soon as it may be read.
+
+        Args:
+            out: where the values of each shard go, by key; the channel's until the ticket is done.
+            slack: last steps of the group that need not be settled.
+
+        Returns: pairs of key and ticket.
+        """
+        clock = self._protocol.clock - slack
+        waiting = [shard.key for shard in self.route.shards]
+        pulls: list[tuple[int, Ticket]] = []
+
+        def start_some() -> bool:
+            for key in [key for key in waiting if self._protocol.settled(key) >= clock]:
+                waiting.remove(key)
+                newest = self._protocol.newest(key)
+                if newest > self._protocol.used(key):
+                    pulls.append((key, self.channel.pull(key, newest, out[key])))
+            return not waiting
+
+        self.wait(start_some, f"the servers to settle step {clock}", repeat=True)
+        return pulls
 
     def finish_pull(self, pulls: Sequence[tuple[int, Ticket]]) -> None:
         """Wait for reads; the model's versions are then theirs."""
@@ -223,7 +238,7 @@ class WorkerClient:
         """Regroup if the order belongs to a new grouping: flush, split, join. True if it did."""
         if order.generation == self.grouping.generation:
             return False
-        self.wait_settled(0)
+        self.wait_settled()
         self.grouping = Grouping(
             generation=order.generation,
             groups=tuple(Group(index=i, workers=tuple(ranks)) for i, ranks in enumerate(order.groups)),
@@ -257,13 +272,19 @@ class WorkerClient:
 
     # --- inside ----------------------------------------------------------------------------------------
 
-    def wait(self, until: Callable[[], bool], what: str) -> None:
-        """Take in events until a condition holds."""
+    def wait(self, until: Callable[[], bool], what: str, *, repeat: bool = False) -> None:
+        """Take in events until a condition holds.
+
+        Args:
+            until: the condition.
+            what: what is waited for, for the error.
+            repeat: the condition does work of its own, so it may only be asked between two looks at the events.
+        """
         while True:
             self.process()
             if until():
                 return
-            self.channel.wait(lambda: self.channel.has_events or until(), what)
+            self.channel.wait(lambda: self.channel.has_events or (not repeat and until()), what)
 
     def process(self) -> None:
         """Take in what has come."""

@@ -164,7 +164,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Flush all pushes and take the final parameters. Collective over the workers."""
         self._client.finish_pull(self._pulls)
         self._pulls = []
-        self._client.wait_settled(0)
+        self._client.wait_settled()
         self._client.barrier()
         self._client.finish_pull(self._client.start_pull(self._values))
         self._flat.install()
@@ -335,8 +335,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._client.finish_pull(self._pulls)
             for key, _ in self._pulls:
                 self._values[key][:] = self._staging[key]
-        self._client.wait_settled(slack)
-        self._pulls = self._client.start_pull(self._staging)
+        self._pulls = self._client.start_pull(self._staging, slack=slack)
         if not self._overlap:
             self._client.finish_pull(self._pulls)
             self._pulls = []
