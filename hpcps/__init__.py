@@ -31,6 +31,7 @@ def init(**settings: object) -> Job:
         ConfigError: an unknown setting, or a value that does not fit.
         LaunchError: launcher, MPI library and settings do not fit together.
     """
+    import importlib.metadata
     import platform
 
     from hpcps.runtime.entry import start
@@ -47,5 +48,5 @@ def init(**settings: object) -> Job:
         return device_name(local_rank)
 
     resolved = resolve([nested_layer("script", settings), *pending()])
-    versions = f"hpcps {__version__}, Python {platform.python_version()}"
+    versions = f"hpcps {__version__}, Python {platform.python_version()}, torch {importlib.metadata.version('torch')}"
     return start(resolved.config, make_rule=make_rule, device=device, versions=versions)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcps.errors import ChannelError
-
 __all__ = ["LINE_BYTES", "Layout", "ShardRoom"]
 
 LINE_BYTES = 64
@@ -71,20 +69,21 @@ class Layout:
         ring = self.workers.index(worker) * self.num_slots + slot
         return self._num_flags * LINE_BYTES + ring * self.slot_bytes(server)
 
-    def begin_offset(self, key: int) -> int:
-        """Begin word of a shard, in its server's window."""
-        server = self.shards[key].server
-        offset = self._num_flags * (LINE_BYTES + self.slot_bytes(server))
-        for other in self.server_keys(server):
-            if other == key:
-                return offset
-            offset += self._published_bytes(other)
-        raise ChannelError(f"cannot find shard {key} on server {server}; the layout is broken", key=key)
+    def begin_offsets(self) -> tuple[int, ...]:
+        """Begin word of each shard, in its server's window; the published copies follow it."""
+        ends = [
+            self._num_flags * (LINE_BYTES + self.slot_bytes(server)) if self.server_keys(server) else 0
+            for server in range(len(self.servers))
+        ]
+        offsets = []
+        for key, shard in enumerate(self.shards):
+            offsets.append(ends[shard.server])
+            ends[shard.server] += self._published_bytes(key)
+        return tuple(offsets)
 
-    def buffer_offset(self, key: int, version: int) -> int:
-        """The published copy that a version goes to, in the shard's server's window."""
-        copy = version % self.num_buffers
-        return self.begin_offset(key) + LINE_BYTES + copy * _lines(self.shards[key].num_bytes)
+    def copy_offset(self, key: int, version: int) -> int:
+        """The published copy that a version goes to, from the shard's begin word."""
+        return LINE_BYTES + version % self.num_buffers * _lines(self.shards[key].num_bytes)
 
     def ack_offset(self, server: int, slot: int) -> int:
         """Ack of a server's slot, in the worker's window."""

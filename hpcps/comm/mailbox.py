@@ -32,6 +32,10 @@ class Mailbox:
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
+        self.sent = np.zeros(comm.size, np.int64)
+        """Parts sent to each rank."""
+        self.received = np.zeros(comm.size, np.int64)
+        """Parts received from each rank."""
         self._parts: dict[int, bytearray] = {}
         self._lengths: dict[int, int] = {}
         self._buffers = [np.empty(_PART_BYTES, np.uint8) for _ in range(_NUM_POSTED)]
@@ -46,6 +50,7 @@ class Mailbox:
             self._comm.Isend([message[at : at + _PART_BYTES], MPI.BYTE], dest=rank, tag=Tag.CONTROL)
             for at in range(0, message.size, _PART_BYTES)
         ]
+        self.sent[rank] += len(requests)
         while not MPI.Request.Testall(requests):
             yield False
 
@@ -55,13 +60,14 @@ class Mailbox:
         while self._requests[self._next].Test(self._status):
             buffer = self._buffers[self._next]
             source = self._status.Get_source()
+            self.received[source] += 1
             self._add(source, buffer[: self._status.Get_count(MPI.BYTE)], complete)
             self._requests[self._next] = self._post(buffer)
             self._next = (self._next + 1) % _NUM_POSTED
         return complete
 
     def close(self) -> None:
-        """Take the posted receives back."""
+        """Take the posted receives back; every part has come."""
         for request in self._requests:
             request.Cancel()
             request.Wait()

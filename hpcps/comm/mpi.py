@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 
 from hpcps.comm.actor import Actor, Operation
@@ -22,6 +23,8 @@ from hpcps.comm.world import World
 from hpcps.errors import ChannelError
 
 __all__ = ["MpiChannel"]
+
+Counts: TypeAlias = npt.NDArray[np.int64]
 
 _STOP_S = 10.0
 """Time for the communication thread to end at close."""
@@ -172,6 +175,22 @@ class MpiChannel(Channel):
         """All ranks of the world, without spinning."""
         return self._tested(self.world.control.Ibarrier())
 
+    def drain(self, sent: Counts, received: Counts) -> Operation:
+        """Wait until everything has come that other ranks sent to this one. Collective: all ranks.
+
+        A message that comes after its receive was cancelled would stay behind in the library, where it upsets the
+        next communicator that gets the number of the freed one.
+
+        Args:
+            sent: messages sent to each rank, and none will follow.
+            received: messages received from each rank, counted on while this waits.
+        """
+        expected = np.zeros_like(sent)
+        control = self.world.control
+        yield from self._tested(control.Ialltoall([sent, 1, MPI.INT64_T], [expected, 1, MPI.INT64_T]))
+        while (received < expected).any():
+            yield False
+
     # --- inside ------------------------------------------------------------------------------------
 
     def _look(self) -> bool:
@@ -189,6 +208,7 @@ class MpiChannel(Channel):
     def _shut(self, ticket: Ticket) -> Operation:
         yield from self.barrier()
         yield from self._plane.close()
+        yield from self.drain(self._mailbox.sent, self._mailbox.received)
         self._mailbox.close()
         self._finish(ticket)
 

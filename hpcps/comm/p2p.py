@@ -52,6 +52,8 @@ class P2pPlane(Plane):
         self._sends: deque[tuple[MPI.Request, Any]] = deque()
         self._published: dict[int, tuple[int, Bytes]] = {}
         self._acked: dict[tuple[int, int], int] = {}
+        self._sent = np.zeros(channel.world.size, np.int64)
+        self._received = np.zeros(channel.world.size, np.int64)
 
     def open(self, layout: Layout, ticket: Ticket) -> Operation:
         self._layout = layout
@@ -75,6 +77,9 @@ class P2pPlane(Plane):
         self._channel.finish(ticket)
 
     def close(self) -> Operation:
+        if self._opened:
+            self.look()
+            yield from self._channel.drain(self._sent, self._received)
         self._opened = False
         while self._sends:
             self._reap()
@@ -93,10 +98,10 @@ class P2pPlane(Plane):
                 self._channel.finish(item.ticket)
             elif isinstance(item, Posting):
                 notice = item.notice
-                self._send_words(item.worker, [_NOTICE, notice.key, notice.version, notice.clock], Tag.FEEDBACK)
+                self._send_feedback(item.worker, [_NOTICE, notice.key, notice.version, notice.clock])
             else:
                 self._slots[item.worker, item.index].post()
-                self._send_words(item.worker, [_ACK, item.index, item.seq, 0], Tag.FEEDBACK)
+                self._send_feedback(item.worker, [_ACK, item.index, item.seq, 0])
         self._reap()
         for standing in self._standing:
             busy |= standing.look()
@@ -117,6 +122,7 @@ class P2pPlane(Plane):
             self._comm.Isend([message, MPI.BYTE], dest=rank, tag=Tag.FRAME_HEAD + slot),
             self._comm.Isend([payload, MPI.BYTE], dest=rank, tag=Tag.FRAME_BODY + slot),
         ]
+        self._sent[rank] += 1
         while not MPI.Request.Testall(requests):
             yield False
         self._channel.finish(ticket)
@@ -147,6 +153,7 @@ class P2pPlane(Plane):
 
         def done(statuses: list[MPI.Status]) -> bool:
             head_size, body_size = (status.Get_count(MPI.BYTE) for status in statuses)
+            self._received[worker] += 1
             seq = int(head[:8].view(np.int64)[0])
             self._channel.deliver(Arrival(Slot(worker, slot, seq), head[8:head_size].tobytes(), body[:body_size]))
             return False
@@ -159,6 +166,7 @@ class P2pPlane(Plane):
         rank = self._layout.servers[server]
 
         def done(_: list[MPI.Status]) -> bool:
+            self._received[rank] += 1
             kind, first, second, third = line.tolist()
             if kind == _ACK:
                 self._acked[server, first] = max(second, self._acked.get((server, first), 0))
@@ -181,6 +189,10 @@ class P2pPlane(Plane):
             return True
 
         return _Standing(lambda: [self._comm.Irecv([wanted, MPI.INT64_T], source=worker, tag=Tag.PULL)], done)
+
+    def _send_feedback(self, worker: int, line: list[int]) -> None:
+        self._sent[worker] += 1
+        self._send_words(worker, line, Tag.FEEDBACK)
 
     def _send_words(self, rank: int, values: list[int], tag: Tag) -> None:
         words = np.array(values, np.int64)

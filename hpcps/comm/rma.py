@@ -20,7 +20,8 @@ from hpcps.comm.channel import Arrival, Bytes, Notice, Slot, Ticket
 from hpcps.comm.layout import LINE_BYTES, Layout
 from hpcps.comm.mpi import MpiChannel
 from hpcps.comm.plane import Plane, Posting, Publication
-from hpcps.errors import ProtocolError
+from hpcps.comm.world import shared_memory_problem
+from hpcps.errors import ChannelError, ProtocolError
 
 __all__ = ["RmaPlane"]
 
@@ -47,6 +48,13 @@ class RmaPlane(Plane):
         self._serves = rank in layout.servers
         self._server = layout.servers.index(rank) if self._serves else -1
         size = layout.window_bytes(rank)
+        problem = shared_memory_problem(self._channel.world, layout.window_bytes)
+        if problem:
+            raise ChannelError(
+                f"cannot open the data plane at rank {rank}: {problem}; give the container more shared memory, lower"
+                " comm.num_slots or comm.publish_buffers, or set comm.mode to p2p",
+                rank=rank,
+            )
         self._window = MPI.Win.Allocate(size, 1, comm=self._channel.world.data)
         self._memory: Bytes = np.asarray(self._window.tomemory()).view(np.uint8)[:size]
         self._memory[:] = 0
@@ -101,9 +109,10 @@ class RmaPlane(Plane):
         version = max(version, int(self._seen[key, 0]) - 1)
         begin, nothing = np.zeros(1, np.int64), np.zeros(1, np.int64)
         while True:
-            window.Get([out, MPI.BYTE], rank, (layout.buffer_offset(key, version), out.size, MPI.BYTE))
+            at = self._begin_at[key] + layout.copy_offset(key, version)
+            window.Get([out, MPI.BYTE], rank, (at, out.size, MPI.BYTE))
             window.Flush(rank)
-            window.Fetch_and_op([nothing, MPI.INT64_T], [begin, MPI.INT64_T], rank, layout.begin_offset(key), MPI.NO_OP)
+            window.Fetch_and_op([nothing, MPI.INT64_T], [begin, MPI.INT64_T], rank, self._begin_at[key], MPI.NO_OP)
             window.Flush(rank)
             if begin[0] < version + layout.num_buffers:
                 break
@@ -125,9 +134,17 @@ class RmaPlane(Plane):
         self._taken = np.zeros(num_flags, np.int64)
         self._seen = np.zeros((num_notices, 2), np.int64)
         self._pushed = [0] * len(layout.servers)
+        self._begin_at = layout.begin_offsets()
         self._head_bytes = [layout.head_bytes(server) for server in range(len(layout.servers))]
         me = self._channel.rank
         slots = range(layout.num_slots)
+        if self._serves:
+            self._room = layout.slot_bytes(self._server) - self._head_bytes[self._server]
+            self._frames = [
+                (worker, slot, layout.slot_offset(self._server, worker, slot))
+                for worker in layout.workers
+                for slot in slots
+            ]
         self._flag_at = [] if self._serves else [layout.flag_offset(me, slot) for slot in slots]
         self._slot_at = (
             []
@@ -141,25 +158,22 @@ class RmaPlane(Plane):
         if fresh.size == 0:
             return False
         self._window.Sync()
-        layout = self._layout
-        server = self._server
+        head_room = self._head_bytes[self._server]
         arrivals = []
         for index in sorted(fresh.tolist(), key=lambda i: int(self._flags[i, 0])):
             seq, inverse, head_bytes, payload_bytes = self._flags[index, :4].tolist()
             if inverse != ~seq:
                 continue
             self._taken[index] = seq
-            worker, slot = layout.workers[index // layout.num_slots], index % layout.num_slots
-            room = layout.slot_bytes(server) - self._head_bytes[server]
-            if not (0 <= head_bytes <= self._head_bytes[server] and 0 <= payload_bytes <= room):
+            worker, slot, at = self._frames[index]
+            if not (0 <= head_bytes <= head_room and 0 <= payload_bytes <= self._room):
                 raise ProtocolError(
                     f"cannot take a frame from rank {worker}: {head_bytes} + {payload_bytes} bytes, the slot has"
-                    f" {self._head_bytes[server]} + {room}; run the same plan on every rank",
+                    f" {head_room} + {self._room}; run the same plan on every rank",
                     rank=self._channel.rank,
                     op="push",
                 )
-            at = layout.slot_offset(server, worker, slot)
-            body = at + self._head_bytes[server]
+            body = at + head_room
             arrivals.append(
                 Arrival(
                     Slot(worker, slot, seq),
@@ -210,13 +224,13 @@ class RmaPlane(Plane):
         return busy
 
     def _publish(self, item: Publication) -> None:
-        begin = self._layout.begin_offset(item.key)
+        begin = self._begin_at[item.key]
         me = self._channel.rank
         version = np.array([item.version], np.int64)
         self._window.Accumulate([version, MPI.INT64_T], me, (begin, 1, MPI.INT64_T), MPI.REPLACE)
         self._window.Flush(me)
         self._window.Sync()
-        at = self._layout.buffer_offset(item.key, item.version)
+        at = begin + self._layout.copy_offset(item.key, item.version)
         np.copyto(self._memory[at : at + item.values.size], item.values)
         self._window.Sync()
         self._channel.finish(item.ticket)

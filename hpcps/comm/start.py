@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,7 +11,7 @@ from mpi4py import MPI
 from hpcps.comm.mpi import MpiChannel
 from hpcps.comm.p2p import P2pPlane
 from hpcps.comm.rma import RmaPlane
-from hpcps.comm.world import World
+from hpcps.comm.world import World, shared_memory_problem
 from hpcps.errors import ChannelError
 
 __all__ = ["CommSettings", "open_channel", "self_test"]
@@ -69,7 +68,7 @@ def self_test(world: World) -> str:
 
     Collective: all ranks. Returns: why not, the same on all ranks; empty where all is well.
     """
-    problem = _no_room(world)
+    problem = shared_memory_problem(world, lambda _: (world.size + 1) * _TEST_WORDS * 8)
     if not _all_agree(world, not problem):
         return problem or "another rank has too little shared memory"
     try:
@@ -111,17 +110,6 @@ def _exchange(world: World, window: MPI.Win) -> str:
     world.control.Barrier()
     window.Unlock_all()
     return f"rank {world.rank} read {wrong} wrong values" if wrong else ""
-
-
-def _no_room(world: World) -> str:
-    """Windows of one host lie in /dev/shm; some libraries die at first touch where it is full."""
-    try:
-        free = shutil.disk_usage("/dev/shm").free
-    except OSError:
-        return ""
-    host = world.ranks[world.rank].host
-    need = (world.size + 1) * _TEST_WORDS * 8 * sum(facts.host == host for facts in world.ranks)
-    return f"{free} bytes free in /dev/shm of {host}, the test needs {need}" if free < need else ""
 
 
 def _all_agree(world: World, fine: bool) -> bool:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcps.errors import LaunchError
+from hpcps.units import format_bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["RankFacts", "World", "open_world"]
+__all__ = ["RankFacts", "World", "open_world", "shared_memory_problem"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,30 @@ def open_world(*, versions: str, gpus: tuple[str, ...] = ()) -> World:
     ranks = tuple(RankFacts(**{**entry, "gpus": tuple(entry["gpus"])}) for entry in map(json.loads, texts))
     _check_alike(ranks)
     return World(control=control, data=data, ranks=ranks, library=library)
+
+
+def shared_memory_problem(world: World, window_bytes: Callable[[int], int]) -> str:
+    """Say why a window does not fit; empty where it does.
+
+    Windows of ranks that share a host lie in /dev/shm, and where that is full some MPI libraries die at the first
+    touch instead of raising.
+
+    Args:
+        world: the job's processes.
+        window_bytes: size of the window of a rank.
+    """
+    host = world.ranks[world.rank].host
+    here = [rank for rank, facts in enumerate(world.ranks) if facts.host == host]
+    need = sum(map(window_bytes, here))
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return ""
+    if len(here) == 1 or need <= free:
+        return ""
+    return (
+        f"/dev/shm of {host} has {format_bytes(free)} free, the windows of {len(here)} ranks need {format_bytes(need)}"
+    )
 
 
 def _gather_texts(comm: MPI.Comm, text: str) -> list[str]:

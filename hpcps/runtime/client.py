@@ -206,6 +206,18 @@ class WorkerClient:
         for key, ticket in pulls:
             self._protocol.on_pulled(key, version=ticket.result)
 
+    def share_versions(self) -> None:
+        """Hear of every version that another worker has heard of. Collective over the workers.
+
+        A notice may come late; who has waited for its own pushes knows of the versions that they made.
+        """
+        rows = np.zeros((len(self.roles.workers), len(self.route.shards)))
+        rows[self.roles.workers.index(self.rank)] = [self._protocol.newest(shard.key) for shard in self.route.shards]
+        ticket = self.allreduce(rows.reshape(-1), everyone=True)
+        self.wait(lambda: ticket.done, "the versions that the other workers know")
+        for shard in self.route.shards:
+            self._protocol.on_notice(shard.key, version=int(rows[:, shard.key].max()), clock=0)
+
     def staleness(self) -> int:
         """Largest number of versions by which the model is behind what this worker has heard of."""
         return max(

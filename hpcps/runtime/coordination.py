@@ -70,7 +70,8 @@ class Coordination:
 
     def _report(self, event: str, fields: dict[str, object]) -> None:
         self._events.write(event, **fields)
-        logger.info("%s: %s", event, ", ".join(f"{name} {value}" for name, value in fields.items()))
+        level = logging.DEBUG if event == "capacity" else logging.INFO
+        logger.log(level, "%s: %s", event, ", ".join(f"{name} {value}" for name, value in fields.items()))
 
     def _show(self, seconds: float) -> None:
         progress = self._coordinator.progress

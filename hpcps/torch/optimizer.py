@@ -163,9 +163,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def finish(self) -> None:
         """Flush all pushes and take the final parameters. Collective over the workers."""
         self._client.finish_pull(self._pulls)
+        for key, _ in self._pulls:
+            self._values[key][:] = self._staging[key]
         self._pulls = []
         self._client.wait_settled()
-        self._client.barrier()
+        self._client.share_versions()
         self._client.finish_pull(self._client.start_pull(self._values))
         self._flat.install()
         self._buffers.finish()
