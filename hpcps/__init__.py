@@ -47,6 +47,11 @@ def init(**settings: object) -> Job:
 
         return device_name(local_rank)
 
+    def gpus() -> tuple[str, ...]:
+        from hpcps.torch.devices import gpu_names
+
+        return gpu_names()
+
     resolved = resolve([nested_layer("script", settings), *pending()])
     versions = f"hpcps {__version__}, Python {platform.python_version()}, torch {importlib.metadata.version('torch')}"
-    return start(resolved.config, make_rule=make_rule, device=device, versions=versions)
+    return start(resolved.config, make_rule=make_rule, device=device, gpus=gpus, versions=versions)

@@ -54,7 +54,7 @@ class CapacityConfig:
     interval_steps: int = _field(100, "steps between two regular refits, at least 1")
     dead_band_frac: float = _field(0.05, "smaller changes of shares are not made, 0 to 1")
     change_frac: float = _field(0.15, "step time off by more than this is a change point, above 0")
-    history_steps: int = _field(64, "timed steps kept for each worker, at least 20")
+    history_steps: int = _field(64, "timed steps kept for each worker, at least 20; warmup_steps if that is more")
     prior: tuple[float, ...] = _field((), "relative speeds by worker, in rank order; empty: unknown")
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class CommConfig:
     shard_bytes: int = _field(4 * MiB, "largest shard in bytes, at least 1024")
     publish_buffers: int = _field(3, "published copies of each shard, at least 2")
     poll_max_s: float = _field(0.001, "longest sleep of the communication thread, 20 us to 2 ms")
-    deadline_s: float = _field(300.0, "seconds that one wait may last, above 0")
+    deadline_s: float = _field(1800.0, "seconds that one wait for another rank may last, above 0")
     checksum: bool = _field(False, "push payloads carry a checksum that servers verify")
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class CommConfig:
         _need(self.shard_bytes >= 1024, "comm.shard_bytes", self.shard_bytes, "at least 1024", "raise it")
         _need(self.publish_buffers >= 2, "comm.publish_buffers", self.publish_buffers, "at least 2", "raise it")
         _need(20e-6 <= self.poll_max_s <= 2e-3, "comm.poll_max_s", self.poll_max_s, "20 us to 2 ms", "try 0.001")
-        _need(self.deadline_s > 0, "comm.deadline_s", self.deadline_s, "above 0", "try 300")
+        _need(self.deadline_s > 0, "comm.deadline_s", self.deadline_s, "above 0", "try 1800")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

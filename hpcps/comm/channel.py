@@ -8,6 +8,7 @@ over belongs to the channel until its ticket is done.
 from __future__ import annotations
 
 import abc
+import logging
 import threading
 import time
 from collections import deque
@@ -20,6 +21,11 @@ import numpy.typing as npt
 
 from hpcps.comm.layout import Layout
 from hpcps.errors import ChannelError, DeadlineError
+
+logger = logging.getLogger(__name__)
+
+_WARN_S = 60.0
+"""A wait as long as this is worth a line in the log."""
 
 __all__ = ["Arrival", "Array", "Bytes", "Channel", "Control", "Counters", "Event", "Notice", "Slot", "Ticket"]
 
@@ -119,7 +125,10 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Wait for all ranks, then free everything. Collective. A second call does nothing."""
+        """Wait for all ranks, then free everything. Collective. A second call does nothing.
+
+        The wait has no deadline: one rank may evaluate the model for hours while the others are done.
+        """
 
     @abc.abstractmethod
     def abort(self, code: int) -> None:
@@ -195,20 +204,23 @@ class Channel(abc.ABC):
         Raises:
             DeadlineError: it took too long; names rank, wait and time.
         """
+        began_s = time.monotonic()
         limit_s = self.deadline_s if deadline_s is None else deadline_s
-        end_s = time.monotonic() + limit_s
         with self._changed:
             while not until():
                 self._raise_failure()
-                left_s = end_s - time.monotonic()
-                if left_s <= 0:
+                waited_s = time.monotonic() - began_s
+                if waited_s >= limit_s:
                     raise DeadlineError(
-                        f"cannot go on at rank {self.rank}: waited {limit_s:.1f} s for {what}; look at the other"
+                        f"cannot go on at rank {self.rank}: waited {self.deadline_s:g} s for {what}; look at the other"
                         " ranks' logs for the first error, or raise comm.deadline_s",
                         rank=self.rank,
                         op=what,
                     )
-                self._changed.wait(left_s)
+                if not self._changed.wait(min(limit_s - waited_s, _WARN_S)):
+                    waited_s = time.monotonic() - began_s
+                    if waited_s >= _WARN_S:
+                        logger.warning("waiting for %s since %.0f s", what, waited_s)
 
     @property
     def has_events(self) -> bool:

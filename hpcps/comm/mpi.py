@@ -5,6 +5,7 @@ The main thread's calls turn into operations of the communication thread, which 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -79,7 +80,7 @@ class MpiChannel(Channel):
         if self._closed:
             return
         self._closed = True
-        self._run(self._shut, "all ranks to end")
+        self._run(self._shut, "all ranks to end", deadline_s=math.inf)
         if not self._actor.stop(_STOP_S):
             raise ChannelError(
                 f"cannot end rank {self.rank}: the communication thread hangs; see its stack", rank=self.rank
@@ -200,10 +201,10 @@ class MpiChannel(Channel):
             self._deliver(*(Control(source, data) for source, data in messages))
         return bool(messages) | self._plane.look()
 
-    def _run(self, operation: Callable[[Ticket], Operation], what: str) -> None:
+    def _run(self, operation: Callable[[Ticket], Operation], what: str, *, deadline_s: float | None = None) -> None:
         ticket = Ticket()
         self._actor.submit(operation(ticket))
-        self.wait(lambda: ticket.done, what)
+        self.wait(lambda: ticket.done, what, deadline_s=deadline_s)
 
     def _shut(self, ticket: Ticket) -> Operation:
         yield from self.barrier()

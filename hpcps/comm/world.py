@@ -63,6 +63,10 @@ class World:
         """Number of processes."""
         return int(self.control.size)
 
+    def abort(self, code: int) -> None:
+        """End all ranks of the job with an exit code; only while no other thread calls MPI."""
+        self.control.Abort(code)
+
 
 def open_world(*, versions: str, gpus: tuple[str, ...] = ()) -> World:
     """Load MPI and learn who is there. Collective: all ranks.

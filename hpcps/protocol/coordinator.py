@@ -10,25 +10,23 @@ every sample of an epoch is handed out exactly once.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpcps.config import RunConfig
 from hpcps.errors import DataError
 from hpcps.plan import Grouping
-from hpcps.policy.capacity import CapacityFit, DetectChange, FitCapacity, TimedStep
+from hpcps.policy.capacity import TimedStep
 from hpcps.policy.grouping import GroupWorkers
 from hpcps.policy.partition import Partition, equal_shares, ideal_speedup, warmup_shares
 from hpcps.protocol.control import BarrierEnter, BarrierLeave, LoaderOpen, Order, OrderRequest
+from hpcps.protocol.speeds import Report, Speeds
 
 __all__ = ["Coordinator", "Progress", "Reply"]
 
 Reply = tuple[int, Order | BarrierLeave]
 """World rank to send to, and the message."""
-
-Report = Callable[[str, dict[str, object]], None]
-"""Called with the name and fields of every decision, for the log and the event file."""
 
 
 @dataclass(slots=True)
@@ -54,6 +52,8 @@ class _Loader:
     num_samples: int
     global_batch: int
     trains: bool
+    shares: tuple[int, ...] = ()
+    """Each worker's part of a full batch; empty until the speeds are known."""
     cursors: dict[int, int] = field(default_factory=dict)
     streams: dict[tuple[int, int, int], _Stream] = field(default_factory=dict)
     """By (generation, group, epoch)."""
@@ -90,18 +90,9 @@ class Coordinator:
         self._config = config
         self._workers = tuple(workers)
         self._report = report
-        self._fit = FitCapacity(config.capacity)
-        self._detect = DetectChange(config.capacity)
-        self._partition = Partition(config.partition, config.capacity.dead_band_frac)
+        capacity = config.capacity if config.heterogeneous else dataclasses.replace(config.capacity, prior=())
+        self._speeds = Speeds(capacity, workers, report=report)
         self._grouping_policy = GroupWorkers(config.sync_mode, config.sync_group_size)
-        self._history: dict[int, deque[TimedStep]] = {
-            rank: deque(maxlen=config.capacity.history_steps) for rank in self._workers
-        }
-        self._seen = dict.fromkeys(self._workers, 0)
-        self._since_refit = dict.fromkeys(self._workers, 0)
-        self._due = dict.fromkeys(self._workers, config.capacity.interval_steps)
-        self._fits: dict[int, CapacityFit] = self._prior_fits()
-        self._shares: tuple[int, ...] = ()
         self._loaders: dict[int, _Loader] = {}
         self._barriers: dict[int, set[int]] = {}
         self._boundaries = self._first_groupings()
@@ -190,8 +181,8 @@ class Coordinator:
         together = GroupWorkers("sync", 0).decide(dict.fromkeys(self._workers, 1.0), generation=0).grouping
         boundaries = [(0, 0, together)]
         mode = self._config.sync_mode
-        if mode == "async" or (mode == "hybrid" and (self._fits or not self._config.heterogeneous)):
-            speeds = {rank: self._fits[rank].speed if self._fits else 1.0 for rank in self._workers}
+        if mode == "async" or (mode == "hybrid" and (self._speeds.known or not self._config.heterogeneous)):
+            speeds = self._speeds.by_rank or dict.fromkeys(self._workers, 1.0)
             boundaries.append((0, 0, self._decide_grouping(speeds)))
         return boundaries
 
@@ -205,20 +196,6 @@ class Coordinator:
         groups = [list(group.workers) for group in decision.grouping.groups]
         self._report("grouping", {"generation": 1, "groups": groups, "reason": decision.reason})
         return decision.grouping
-
-    def _prior_fits(self) -> dict[int, CapacityFit]:
-        prior = self._config.capacity.prior
-        if not prior or not self._config.heterogeneous:
-            return {}
-        if len(prior) != len(self._workers):
-            raise DataError(
-                f"cannot use capacity.prior: got {len(prior)} speeds, need {len(self._workers)} (one a worker);"
-                " give one speed for each worker in rank order"
-            )
-        return {
-            rank: CapacityFit(fixed_s=0.0, per_sample_s=1 / v, error_frac=1.0, num_steps=0, reason="given as prior")
-            for rank, v in zip(self._workers, prior, strict=True)
-        }
 
     def _grouping_at(self, loader: _Loader, request: OrderRequest) -> Grouping:
         """The grouping of a batch; evaluation is shared out to all, so that no change of grouping tears its epoch."""
@@ -243,108 +220,65 @@ class Coordinator:
     def _take_report(self, request: OrderRequest) -> None:
         progress = self.progress
         pairs = list(zip(request.timed[::2], request.timed[1::2], strict=True))
-        for num_samples, seconds in pairs:
-            self._seen[request.rank] += 1
-            progress.num_samples += int(num_samples)
-            if num_samples > 0 and self._seen[request.rank] > self._config.capacity.drop_steps:
-                self._history[request.rank].append(TimedStep(num_samples=int(num_samples), seconds=seconds))
-                self._since_refit[request.rank] += 1
+        progress.num_samples += sum(int(num_samples) for num_samples, _ in pairs)
         for name, total, weight in zip(request.logged, request.sums, request.weights, strict=True):
             progress.sums[name] = progress.sums.get(name, 0.0) + total
             progress.weights[name] = progress.weights.get(name, 0.0) + weight
         progress.epoch = max(progress.epoch, request.epoch)
         progress.num_epochs = max(progress.num_epochs, request.num_epochs)
         progress.staleness = max(progress.staleness, request.staleness)
-        if self._config.heterogeneous and pairs:
-            self._refit(request.rank)
+        if self._config.heterogeneous:
+            steps = [TimedStep(num_samples=int(n), seconds=seconds) for n, seconds in pairs if n > 0]
+            if self._speeds.take(request.rank, steps):
+                for loader in self._loaders.values():
+                    self._share_out(loader)
 
-    def _refit(self, rank: int) -> None:
-        steps = list(self._history[rank])
-        known = self._fits.get(rank)
-        if known is None or known.num_steps == 0:
-            fit = self._fit.decide(steps)
-            if fit is not None:
-                self._adopt(rank, fit)
+    def _share_out(self, loader: _Loader) -> None:
+        """Share out a loader's batch anew, once every worker's speed is known."""
+        if not loader.trains or not self._speeds.known:
             return
-        since = steps[max(0, len(steps) - self._since_refit[rank]) :]
-        change = self._detect.decide(known, since)
-        if change.changed:
-            self._report("change", {"rank": rank, "ratio": change.ratio, "reason": change.reason})
-            self._adopt(rank, _rescaled(known, change.ratio, f"rescaled at a change point: {change.reason}"))
-            self._history[rank].clear()
-            self._due[rank] = self._config.capacity.warmup_steps
-        elif self._since_refit[rank] >= self._due[rank]:
-            self._adopt(rank, self._fit.decide(steps, prior=known) or known)
-            self._due[rank] = self._config.capacity.interval_steps
-
-    def _adopt(self, rank: int, fit: CapacityFit) -> None:
-        self._fits[rank] = fit
-        self._since_refit[rank] = 0
-        self._shares_outdated()
-
-    def _shares_outdated(self) -> None:
-        """Share out the training batch anew, once every worker has been measured."""
-        batch = next((loader.global_batch for loader in self._loaders.values() if loader.trains), 0)
-        if batch == 0 or len(self._fits) < len(self._workers):
-            return
-        fits = [self._fits[rank] for rank in self._workers]
-        shares = self._partition.decide(fits, batch, current=self._shares or None)
-        self.progress.s_star = ideal_speedup(fits, batch)
-        self.progress.ideal_samples_per_s = batch / shares.finish_s if shares.finish_s > 0 else 0.0
+        fits, batch = self._speeds.fits, loader.global_batch
+        band = max(self._config.capacity.dead_band_frac, self._speeds.noise_frac)
+        current = loader.shares or equal_shares(batch, len(self._workers))
+        shares = Partition(self._config.partition, min(band, 0.99)).decide(fits, batch, current=current)
         times = [fit.seconds(n) for fit, n in zip(fits, shares.counts, strict=True)]
-        self.progress.slowest = self._workers[times.index(max(times))]
-        self._report(
-            "capacity",
-            {
-                "workers": list(self._workers),
-                "fixed_s": [fit.fixed_s for fit in fits],
-                "per_sample_s": [fit.per_sample_s for fit in fits],
-                "s_star": self.progress.s_star,
-            },
-        )
-        if shares.counts != self._shares:
-            self._shares = shares.counts
-            self._report(
-                "shares",
-                {
-                    "step": self._num_orders,
-                    "workers": list(self._workers),
-                    "counts": list(shares.counts),
-                    "reason": shares.reason,
-                },
-            )
+        progress = self.progress
+        progress.s_star = ideal_speedup(fits, batch, config=self._config.partition)
+        progress.ideal_samples_per_s = batch / max(times) if max(times) > 0 else 0.0
+        progress.slowest = self._workers[times.index(max(times))]
+        workers = list(self._workers)
+        curves = {"fixed_s": [fit.fixed_s for fit in fits], "per_sample_s": [fit.per_sample_s for fit in fits]}
+        self._report("capacity", {"workers": workers, **curves, "s_star": progress.s_star})
+        if shares.counts != loader.shares:
+            loader.shares = shares.counts
+            fields = {"step": self._num_orders, "workers": workers, "counts": list(shares.counts)}
+            self._report("shares", {**fields, "reason": shares.reason})
 
     def _maybe_regroup(self, loader: _Loader, request: OrderRequest) -> None:
         """The end of warm-up in hybrid mode: one group becomes groups of like speed, at a batch nobody has yet."""
-        if (
-            not loader.trains
-            or not self._regroups_later
-            or len(self._fits) < len(self._workers)
-            or any(fit.num_steps == 0 for fit in self._fits.values())
-        ):
+        if not loader.trains or not self._regroups_later or not self._speeds.measured:
             return
         grouping = self._boundaries[0][2]
         stream = loader.streams.get((grouping.generation, 0, request.epoch))
         if stream is not None and (request.index < stream.base + len(stream.batches) or stream.ended):
             return
-        speeds = {rank: self._fits[rank].speed for rank in self._workers}
+        speeds = self._speeds.by_rank
         self._regrouped_loader = request.loader
         self._boundaries.append((request.epoch, request.index, self._decide_grouping(speeds)))
 
-    def _current_shares(self, loader: _Loader) -> tuple[int, ...]:
+    def _current_shares(self, loader: _Loader, index: int) -> tuple[int, ...]:
         """Each worker's part of a full batch, in rank order."""
         num_workers = len(self._workers)
         if not loader.trains or not self._config.heterogeneous:
             return equal_shares(loader.global_batch, num_workers)
-        if not self._shares and len(self._fits) == num_workers:
-            self._shares_outdated()
-        if self._shares:
-            return self._shares
-        return warmup_shares(loader.global_batch, num_workers, self._num_orders)
+        if not loader.shares:
+            self._share_out(loader)
+        cap = self._config.partition.max_share
+        return loader.shares or warmup_shares(loader.global_batch, num_workers, index, max_share=cap)
 
     def _draw(self, loader: _Loader, stream: _Stream, members: tuple[int, ...], *, epoch: int) -> None:
         """Take the group's next batch off the epoch's cursor; the tail is shared out like a full batch."""
-        shares = dict(zip(self._workers, self._current_shares(loader), strict=True))
+        shares = dict(zip(self._workers, self._current_shares(loader, stream.base + len(stream.batches)), strict=True))
         wanted = [shares[rank] for rank in members]
         cursor = loader.cursors.get(epoch, 0)
         left = loader.num_samples - cursor
@@ -379,14 +313,3 @@ def _shrink(wanted: Sequence[int], total: int) -> list[int]:
     for i in order[: total - sum(counts)]:
         counts[i] += 1
     return counts
-
-
-def _rescaled(fit: CapacityFit, ratio: float, reason: str) -> CapacityFit:
-    """The same curve for a device that became slower or faster by a factor."""
-    return CapacityFit(
-        fixed_s=fit.fixed_s * ratio,
-        per_sample_s=fit.per_sample_s * ratio,
-        error_frac=fit.error_frac,
-        num_steps=fit.num_steps,
-        reason=reason,
-    )

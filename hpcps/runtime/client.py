@@ -6,6 +6,7 @@ Joins the worker's state machine with the channel. One thread uses it, the scrip
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -292,11 +293,13 @@ class WorkerClient:
             what: what is waited for, for the error.
             repeat: the condition does work of its own, so it may only be asked between two looks at the events.
         """
+        end_s = time.monotonic() + self.channel.deadline_s
         while True:
             self.process()
             if until():
                 return
-            self.channel.wait(lambda: self.channel.has_events or (not repeat and until()), what)
+            left_s = end_s - time.monotonic()
+            self.channel.wait(lambda: self.channel.has_events or (not repeat and until()), what, deadline_s=left_s)
 
     def process(self) -> None:
         """Take in what has come."""

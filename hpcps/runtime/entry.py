@@ -14,6 +14,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -48,11 +49,27 @@ logger = logging.getLogger(__name__)
 _FAILED = 1
 """Exit code of a job that an error ended."""
 
-_channel: Channel | None = None
-"""The channel that an uncaught error must take down."""
+
+@dataclass(frozen=True, slots=True)
+class _Lifeline:
+    """How an uncaught error ends all ranks of the job."""
+
+    rank: int
+    abort: Callable[[int], None]
 
 
-def start(config: RunConfig, *, make_rule: MakeRule, device: Callable[[int], str], versions: str) -> Job:
+_lifeline: _Lifeline | None = None
+"""None where there are no other ranks to end."""
+
+
+def start(
+    config: RunConfig,
+    *,
+    make_rule: MakeRule,
+    device: Callable[[int], str],
+    gpus: Callable[[], tuple[str, ...]],
+    versions: str,
+) -> Job:
     """Begin this rank's part of the job.
 
     On a server this serves until the job ends and then leaves the process with exit code 0.
@@ -61,6 +78,7 @@ def start(config: RunConfig, *, make_rule: MakeRule, device: Callable[[int], str
         config: the run's settings.
         make_rule: makes the optimizer of a shard.
         device: torch device of a worker with a local rank.
+        gpus: names of the GPUs that this rank sees.
         versions: what must be alike on all ranks.
 
     Returns: the job, on a worker.
@@ -80,7 +98,9 @@ def start(config: RunConfig, *, make_rule: MakeRule, device: Callable[[int], str
     from hpcps.comm.start import open_channel
     from hpcps.comm.world import open_world
 
-    world = open_world(versions=versions)
+    world = open_world(versions=versions, gpus=gpus())
+    _set_lifeline(world.rank, world.abort)
+    sys.excepthook = _on_uncaught
     check_world(hint, mpi_size=world.size, library=world.library)
     cluster = _cluster(world.ranks)
     decision = PlaceRoles(
@@ -97,8 +117,7 @@ def start(config: RunConfig, *, make_rule: MakeRule, device: Callable[[int], str
     role = "server" if serves else "worker"
     open_logs(folder, rank=world.rank, world_size=world.size, host=facts.host, role=role, level=config.log.level)
     channel = open_channel(world, roles.workers, config.comm)
-    _set_channel(channel)
-    sys.excepthook = _on_uncaught
+    _set_lifeline(channel.rank, channel.abort)
     events = EventLog(folder, rank=world.rank, role=role)
     events.write("run", config=dataclasses.asdict(config), world_size=world.size, host=facts.host)
     logger.info(
@@ -115,8 +134,7 @@ def start(config: RunConfig, *, make_rule: MakeRule, device: Callable[[int], str
         server = ServerLoop(channel, config, roles=roles, make_rule=make_rule, events=events)
         server.serve()
         events.close()
-        channel.close()
-        _set_channel(None)
+        _leave(channel)
         raise SystemExit(0)
     return Job(
         WorkerClient(channel, config, roles=roles),
@@ -164,17 +182,17 @@ def guard() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        if error.code not in (0, None) and _channel is not None:
+        if error.code not in (0, None) and _lifeline is not None:
             _take_down(error)
         raise
     except BaseException as error:
-        if _channel is None:
+        if _lifeline is None:
             raise
         _take_down(error)
 
 
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if _channel is None:
+    if _lifeline is None:
         sys.__excepthook__(kind, error, trace)
     else:
         _take_down(error)
@@ -182,22 +200,22 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: Traceba
 
 def _take_down(error: BaseException) -> None:
     """Report an error with its rank, then end every rank of the job."""
-    channel = _channel
-    if channel is None:
+    if _lifeline is None:
         return
     code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else _FAILED
     report = "".join(traceback.format_exception(error))
-    lines = "".join(f"[rank {channel.rank}] {line}\n" for line in report.rstrip().split("\n"))
+    lines = "".join(f"[rank {_lifeline.rank}] {line}\n" for line in report.rstrip().split("\n"))
     sys.stdout.flush()
     sys.stderr.write(lines)
     sys.stderr.flush()
     logger.error("this rank ends the job with code %d: %r", code, error)
-    channel.abort(code or _FAILED)
+    _lifeline.abort(code or _FAILED)
 
 
 def _leave(channel: Channel) -> None:
+    global _lifeline
     channel.close()
-    _set_channel(None)
+    _lifeline = None
 
 
 def _check_emulation(config: RunConfig, roles: Roles) -> None:
@@ -221,6 +239,6 @@ def _cluster(ranks: tuple[RankFacts, ...]) -> Cluster:
     return Cluster(hosts=tuple(hosts.values()), places=places)
 
 
-def _set_channel(channel: Channel | None) -> None:
-    global _channel
-    _channel = channel
+def _set_lifeline(rank: int, abort: Callable[[int], None]) -> None:
+    global _lifeline
+    _lifeline = _Lifeline(rank, abort)

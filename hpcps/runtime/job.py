@@ -73,7 +73,8 @@ class Job:
         self._weights: dict[str, float] = {}
         self._staleness = 0
         self._batch_began_s = self._step_ended_s = time.monotonic()
-        self._compute_s = self._wait_s = 0.0
+        self._batch_compute_s = self._step_compute_s = 0.0
+        self._step_samples = 0
         self._overslept_s = 0.0
         self._closed = False
 
@@ -200,35 +201,43 @@ class Job:
 
     def begin_batch(self, order: Order, *, fetch_s: float) -> None:
         """A batch is in the script's hands; ``fetch_s`` is what reading it took."""
+        self._note_compute()
         self.order = order
         self._batch_began_s = time.monotonic() - fetch_s
-        self._compute_s = 0.0
 
     def end_compute(self) -> None:
         """The gradients of this batch are there: the emulated device waits here, then time is taken."""
         self._emulate()
-        self._compute_s = time.monotonic() - self._batch_began_s
+        self._batch_compute_s = time.monotonic() - self._batch_began_s
 
     def end_step(self, *, waited_s: float, staleness: int) -> None:
         """The parameters of the next step are in the model."""
         now_s = time.monotonic()
-        num_samples = self.order.count if self.order else 0
+        self._note_compute()
         self.num_steps += 1
-        self.num_samples += num_samples
+        self.num_samples += self._step_samples
         self._staleness = max(self._staleness, staleness)
-        if num_samples > 0:
-            self._timed += [float(num_samples), self._compute_s]
         self._events.write(
             "step",
             step=self.num_steps,
             epoch=self.epoch,
-            num_samples=num_samples,
-            compute_s=self._compute_s,
+            num_samples=self._step_samples,
+            compute_s=self._step_compute_s,
             wait_s=waited_s,
             step_s=now_s - self._step_ended_s,
             staleness=staleness,
         )
         self._step_ended_s = now_s
+        self._step_samples, self._step_compute_s = 0, 0.0
+
+    def _note_compute(self) -> None:
+        """The batch at hand is over: add its samples and seconds to the step (a step may accumulate batches)."""
+        if self.order is not None and self._batch_compute_s > 0:
+            self._step_samples += self.order.count
+            self._step_compute_s += self._batch_compute_s
+            if self.order.count:
+                self._timed += [float(self.order.count), self._batch_compute_s]
+        self._batch_compute_s = 0.0
 
     def _emulate(self) -> None:
         """Fill the step up to the time of the stated device; what a sleep overran is taken off the next."""

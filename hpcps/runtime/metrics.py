@@ -31,10 +31,10 @@ class EventLog:
         if folder is not None:
             path = folder / f"events-r{rank:03d}.jsonl"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            self._file = os.fdopen(descriptor, "w")
+            self._file = os.fdopen(descriptor, "w", buffering=1)
 
     def write(self, event: str, **fields: object) -> None:
-        """Add an event; it reaches the file at the latest at ``close``."""
+        """Add an event: one line, written at once, so that it outlives an abort."""
         if self._file is not None:
             line = {"v": EVENT_VERSION, "t_s": round(time.time(), 6), **self._place, "event": event, **fields}
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -20,7 +20,7 @@ from hpcps.native import checksum
 from hpcps.plan import Roles, Shard, TensorSpec
 from hpcps.protocol.actions import Accumulate, Action, Close, Load, Notify, Refuse
 from hpcps.protocol.control import Done, EndOfData, JoinGroup, Register, RegisterReply, decode_control, encode_control
-from hpcps.protocol.messages import HEADER_BYTES, FrameShape, PushHeader
+from hpcps.protocol.messages import HEADER_BYTES, FrameShape, Kind, PushHeader
 from hpcps.protocol.server import ServerProtocol
 from hpcps.runtime.coordination import Coordination
 from hpcps.runtime.metrics import EventLog
@@ -265,8 +265,9 @@ class ServerLoop:
                 op="push",
             )
         options, presence = state.shape.unpack_meta(arrival.head[HEADER_BYTES:])
-        self.stats.num_pushes += 1
-        self.stats.pushed_weight += header.weight
+        if header.kind is Kind.GRADIENT:
+            self.stats.num_pushes += 1
+            self.stats.pushed_weight += header.weight
         frame = _Frame(arrival, header, options, presence)
         self._carry_out(self._protocol.on_push(header, frame, now_s=self._clock()))
 
@@ -298,19 +299,19 @@ class ServerLoop:
         state.publication = self._channel.publish(state.shard.key, 0, state.rule.values)
 
     def _accumulate(self, state: _ShardState, action: Accumulate) -> None:
-        frame, weight = action.token, action.weight
+        frame: _Frame = action.token
         header = frame.header
         self.stats.staleness_sum += action.staleness
         self.stats.staleness_max = max(self.stats.staleness_max, action.staleness)
         self.stats.applied_weight += header.weight
         if header.clock > state.options_clock:
             state.options, state.options_clock = frame.options, header.clock
-        if weight == 0:
+        if action.weight == 0:
             self._channel.release(frame.arrival.slot)
             return
         for index, present in enumerate(frame.presence):
             state.presence[index] |= present
-        state.total.add(frame.arrival.payload.view(state.shard.dtype), weight)
+        state.total.add(frame.arrival.payload.view(state.shard.dtype), action.weight)
         if state.pending is not None:
             self._release(state)
         state.pending = frame.arrival
@@ -350,8 +351,9 @@ class ServerLoop:
 
     def _refuse(self, action: Refuse) -> None:
         header = action.token.header
-        self.stats.num_refused += 1
-        self.stats.refused_weight += header.weight
+        if header.kind is Kind.GRADIENT:
+            self.stats.num_refused += 1
+            self.stats.refused_weight += header.weight
         level = logging.DEBUG if math.isclose(header.weight, 0.0) else logging.WARNING
         logger.log(level, "refused a push of shard %d from rank %d: %s", header.key, header.sender, action.reason)
         self._channel.release(action.token.arrival.slot)

@@ -145,6 +145,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The parameter groups; moments are on the servers."""
         return self._wrapped.state_dict()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refused: the moments are on the servers."""
+        raise ConfigError(
+            "cannot load an optimizer state into DistributedOptimizer: its moments are on the servers, which start"
+            " from nothing; load the model's parameters before making the optimizer instead"
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the servers' plan is made once."""
+        raise ConfigError(
+            "cannot add a parameter group to DistributedOptimizer: the servers hold the tensors that it was made with;"
+            " give all parameter groups to the wrapped optimizer first"
+        )
+
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self._wrapped!r})"
 
@@ -183,7 +197,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._scale = 1.0
         self._plain = True
         self._present = [False] * len(self._params)
-        self._in_this_backward: set[int] = set()
         self._left = [len(tensors) for tensors in self._flat.tensors_of]
         self._next_key = len(self._left) - 1
         self._reductions: list[Ticket] = []
@@ -207,15 +220,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         self._reduced = False
         self._in_backward = True
-        self._in_this_backward.clear()
         order = self._job.order
         samples = float(order.count) if order is not None else 1.0
         total = float(order.group_count) if order is not None else float(len(self._client.group.workers))
         weight = samples if self._custom_weight is None else self._custom_weight
         self._plain = self._plain and alone and self._custom_weight is None
-        self._reference = total
         self._weight += weight
-        self._scale = weight / total if total > 0 else 0.0
+        self._scale = weight if self._custom_weight is not None else samples / total if total > 0 else 0.0
         ended = self._end_backward if self._sync_enabled else self._end_accumulation
         torch.autograd.Variable._execution_engine.queue_callback(ended)
 
@@ -230,7 +241,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._add(index, gradient.to_dense() if gradient.is_sparse else gradient, view)
         param.grad = view if self._plain and self._flat.grad_is_view(index) else None
         self._present[index] = True
-        self._in_this_backward.add(index)
         if self._sync_enabled and not self._plain:
             for key in self._flat.keys_of[index]:
                 self._left[key] -= 1
@@ -260,6 +270,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """A backward inside ``no_sync`` is over."""
         self._in_backward = False
         self._custom_weight = None
+        self._job.end_compute()
 
     def _end_backward(self) -> None:
         """A backward is over: wait for the group, then show its mean gradient."""
@@ -273,7 +284,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._client.wait(lambda: all(ticket.done for ticket in self._pushes), "the last push to leave its buffers")
             self._start_step()
         if not self._reduced:
-            self._reference = float(self._job.order.group_count) if self._job.order else 1.0
             self._reduce()
 
     def _reduce(self) -> None:
@@ -295,7 +305,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._anyone = (tail[2:] > 0).tolist()
         if tail[1] > 0 and self._total_weight > 0:
             for gradient in self._grads:
-                gradient *= self._reference / self._total_weight
+                gradient /= self._total_weight
         self._custom_weight = None
         self._reduced = True
         with torch.no_grad():
@@ -332,7 +342,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _take_newer(self) -> None:
         """Wait as the mode says and take what is newer; with overlap, take what the last step asked for."""
         config = self._job.config
-        slack = self._overlap if config.sync_mode == "sync" else max(self._overlap, config.staleness.bound)
+        slack = self._overlap
+        if len(self._client.grouping.groups) > 1:
+            # at least 1: windows of different shards may hold different groups, each waiting for another's next step
+            slack = max(1, self._overlap, config.staleness.bound)
         if self._overlap:
             self._client.finish_pull(self._pulls)
             for key, _ in self._pulls:
