@@ -111,6 +111,8 @@ class WorkerClient:
         self._shapes = [frame_shape(shard, rule) for shard in route.shards]
         self._protocol = WorkerProtocol(self.rank, num_keys=len(route.shards), route_epoch=route.epoch)
         self.channel.open(layout_of(route, rule, roles=self.roles, config=self.config.comm))
+        if self.grouping.generation > 0:
+            self.channel.regroup([list(group.workers) for group in self.grouping.groups])
         self._join()
 
     def load(self, values: Sequence[Array], options: tuple[float, ...]) -> None:
@@ -256,8 +258,8 @@ class WorkerClient:
             generation=order.generation,
             groups=tuple(Group(index=i, workers=tuple(ranks)) for i, ranks in enumerate(order.groups)),
         )
-        self.channel.regroup(order.groups)
         if self.registered:
+            self.channel.regroup(order.groups)
             self._join()
         return True
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from hpcps.errors import ConfigError, DataError
-from hpcps.runtime.client import Contribution, Ticket
+from hpcps.runtime.client import Array, Contribution, Ticket
 from hpcps.runtime.job import Job
 from hpcps.torch.buffers import BufferKeeper
 from hpcps.torch.flat import FlatTensors, describe_parameters
@@ -82,9 +82,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._client.load(self._values, self._options())
         self._pulls: list[tuple[int, Ticket]] = []
         self._pushes: list[Ticket] = []
-        self._in_backward = False
         self._sync_enabled = True
         self._custom_weight: float | None = None
+        self._own_steps = 0
+        self._lead_options: tuple[float, ...] = ()
         self._start_step()
         for index, param in enumerate(self._params):
             param.register_post_accumulate_grad_hook(self._make_hook(index))  # type: ignore[no-untyped-call]
@@ -139,6 +140,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._max_grad_norm is not None:
             self.clip_grad_norm_(self._max_grad_norm)
         self._exchange()
+        self._own_steps += 1
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -193,6 +195,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Nothing is accumulated."""
         self._stepped = False
         self._reduced = False
+        self._in_backward = False
         self._weight = 0.0
         self._scale = 1.0
         self._plain = True
@@ -295,14 +298,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if len(self._client.group.workers) > 1:
             self._reduce_complete()
         custom = self._custom_weight is not None
-        tail = np.array([self._weight, custom, *self._present], np.float64)
+        tail = np.array([self._weight, custom, *self._present, *self._own_row()], np.float64)
         self._reductions.append(self._client.allreduce(tail))
         reductions = self._reductions
         began_s = time.monotonic()
         self._client.wait(lambda: all(ticket.done for ticket in reductions), "the gradients of the group")
         self._waited_s = time.monotonic() - began_s
         self._total_weight = float(tail[0])
-        self._anyone = (tail[2:] > 0).tolist()
+        self._anyone = (tail[2 : 2 + len(self._params)] > 0).tolist()
+        self._follow(tail[2 + len(self._params) :])
         if tail[1] > 0 and self._total_weight > 0:
             for gradient in self._grads:
                 gradient /= self._total_weight
@@ -330,7 +334,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         contribution = Contribution(
             weight=self._total_weight,
             share_frac=order.share_frac if order is not None else 1.0,
-            options=self._options(),
+            options=self._lead_options or self._options(),
             present=self._anyone,
         )
         self._pushes = self._client.push(self._grads, contribution)
@@ -367,6 +371,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     view.zero_()
                 elif param.grad.data_ptr() != view.data_ptr():
                     view.copy_(param.grad)
+
+    def _own_row(self) -> list[float]:
+        """A row for each member of the group: its steps and options in its own, zeros in the others'."""
+        options = self._options()
+        row, members = [float(self._own_steps), *options], self._client.group.workers
+        before = members.index(self._job.rank) * len(row)
+        return [0.0] * before + row + [0.0] * (len(members) * len(row) - before - len(row))
+
+    def _follow(self, rows: Array) -> None:
+        """Take the options of the member with the most steps, if those are more than this worker's.
+
+        Where a batch had no samples for a worker, its script did not step its scheduler.
+        """
+        table = rows.reshape(len(self._client.group.workers), -1)
+        lead = int(table[:, 0].argmax())
+        behind = table[lead, 0] > self._own_steps
+        self._lead_options = tuple(table[lead, 1:].tolist()) if behind else ()
 
     def _options(self) -> tuple[float, ...]:
         return tuple(number for group in self.param_groups for number in option_row(group, self._option_names))

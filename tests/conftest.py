@@ -1,0 +1,1 @@
+"""Stands here so that pytest puts this folder on the path: tests import ``ranks`` from it."""
