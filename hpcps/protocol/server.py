@@ -66,6 +66,7 @@ class ServerProtocol:
         window: when windows close.
         staleness: what late pushes count.
         adaptive: the optimizer is scale-free in the gradient, so a decay acts on the learning rate.
+        overlap: versions that every gradient is late by choice; only what comes on top decays.
         route_epoch: epoch of the route in force.
     """
 
@@ -76,6 +77,7 @@ class ServerProtocol:
         window: WindowConfig,
         staleness: StalenessConfig,
         adaptive: bool,
+        overlap: int = 0,
         route_epoch: int = 0,
     ) -> None:
         self._keys = {shard.key: _Key() for shard in shards}
@@ -83,6 +85,7 @@ class ServerProtocol:
         self._window_policy = WindowPolicy(window)
         self._staleness_policy = StalenessPolicy(staleness)
         self._adaptive = adaptive
+        self._overlap = overlap
         self._route_epoch = route_epoch
         self.generation = 0
         self._num_groups = 0
@@ -191,7 +194,7 @@ class ServerProtocol:
 
     def _admit(self, state: _Key, header: PushHeader, token: Token, *, now_s: float) -> list[Action]:
         staleness = state.version - header.base_version
-        decision = self._staleness_policy.decide(staleness)
+        decision = self._staleness_policy.decide(min(staleness, max(0, staleness - self._overlap)))
         if not decision.accept:
             state.settled[header.group] = header.clock
             return [Refuse(header.key, token, decision.reason), self.settled(header.key)]

@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -34,10 +35,11 @@ from hpcps.protocol.control import (
 )
 from hpcps.protocol.messages import Kind
 from hpcps.protocol.worker import WorkerProtocol, owner_of
+from hpcps.runtime.pull import Pull
 from hpcps.runtime.wire import frame_shape, layout_of, to_json
 from hpcps.update.rule import RuleSpec
 
-__all__ = ["Array", "Contribution", "Ticket", "WorkerClient"]
+__all__ = ["Array", "Contribution", "Pull", "Ticket", "WorkerClient"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,7 @@ class WorkerClient:
             rule=rule_text if first else "",
         )
         self._tell_servers(message)
-        self.wait(lambda: len(self._replies) == len(self.roles.servers), "every server to accept the plan")
+        self.wait("every server to accept the plan", until=lambda: len(self._replies) == len(self.roles.servers))
         for refusal in self._replies:
             if refusal:
                 raise PlanMismatchError(refusal, rank=self.rank)
@@ -122,8 +124,8 @@ class WorkerClient:
             for shard in self.route.shards:
                 presence = bytes(len(shard.pieces))
                 tickets.append(self._send(shard, Kind.INIT, values[shard.key], options, presence, 0.0, 0.0))
-            self.wait(lambda: all(ticket.done for ticket in tickets), "the servers to take the first values")
-        self.wait(self._protocol.loaded, "the servers to publish the first values")
+            self.wait("the servers to take the first values", tickets=tickets)
+        self.wait("the servers to publish the first values", until=self._protocol.loaded)
         for shard in self.route.shards:
             self._protocol.on_pulled(shard.key, version=0)
 
@@ -177,37 +179,28 @@ class WorkerClient:
     def wait_settled(self) -> None:
         """Wait until all steps of the group are applied or refused."""
         clock = self._protocol.clock
-        self.wait(lambda: self._protocol.settled_through(clock), f"the servers to settle step {clock}")
+        self.wait(f"the servers to settle step {clock}", until=lambda: self._protocol.settled_through(clock))
 
-    def start_pull(self, out: Sequence[Array], *, slack: int = 0) -> list[tuple[int, Ticket]]:
-        """Begin to read every shard that has a version newer than the model's, each as soon as it may be read.
+    def start_pull(self, out: Sequence[Array], *, slack: int = 0) -> Pull:
+        """Begin to read every shard that has a version newer than the model's.
 
         Args:
-            out: where the values of each shard go, by key; the channel's until the ticket is done.
+            out: where the values of each shard go, by key; the channel's until the read is finished.
             slack: last steps of the group that need not be settled.
-
-        Returns: pairs of key and ticket.
         """
-        clock = self._protocol.clock - slack
-        waiting = [shard.key for shard in self.route.shards]
-        pulls: list[tuple[int, Ticket]] = []
+        pull = Pull(self.channel, self._protocol, out=out, clock=self._protocol.clock - slack)
+        self.go_on(pull)
+        return pull
 
-        def start_some() -> bool:
-            for key in [key for key in waiting if self._protocol.settled(key) >= clock]:
-                waiting.remove(key)
-                newest = self._protocol.newest(key)
-                if newest > self._protocol.used(key):
-                    pulls.append((key, self.channel.pull(key, newest, out[key])))
-            return not waiting
+    def go_on(self, pull: Pull) -> None:
+        """Start what may be read by now, without waiting."""
+        self.process()
+        pull.start()
 
-        self.wait(start_some, f"the servers to settle step {clock}", repeat=True)
-        return pulls
-
-    def finish_pull(self, pulls: Sequence[tuple[int, Ticket]]) -> None:
-        """Wait for reads; the model's versions are then theirs."""
-        self.wait(lambda: all(ticket.done for _, ticket in pulls), "the servers' parameters")
-        for key, ticket in pulls:
-            self._protocol.on_pulled(key, version=ticket.result)
+    def finish_pull(self, pull: Pull) -> tuple[int, ...]:
+        """Wait for a read; the model's versions are then its. Returns the keys that were read."""
+        self.wait(f"the servers to settle step {pull.clock}", until=pull.start, tickets=pull.tickets)
+        return pull.finish()
 
     def share_versions(self) -> None:
         """Hear of every version that another worker has heard of. Collective over the workers.
@@ -217,7 +210,7 @@ class WorkerClient:
         rows = np.zeros((len(self.roles.workers), len(self.route.shards)))
         rows[self.roles.workers.index(self.rank)] = [self._protocol.newest(shard.key) for shard in self.route.shards]
         ticket = self.allreduce(rows.reshape(-1), everyone=True)
-        self.wait(lambda: ticket.done, "the versions that the other workers know")
+        self.wait("the versions that the other workers know", tickets=(ticket,))
         for shard in self.route.shards:
             self._protocol.on_notice(shard.key, version=int(rows[:, shard.key].max()), clock=0)
 
@@ -235,7 +228,7 @@ class WorkerClient:
     def broadcast(self, buffer: Array) -> None:
         """Give all workers the first worker's buffer."""
         ticket = self.channel.broadcast(buffer, self.roles.workers[0])
-        self.wait(lambda: ticket.done, "the first worker's values")
+        self.wait("the first worker's values", tickets=(ticket,))
 
     # --- work ------------------------------------------------------------------------------------------
 
@@ -246,7 +239,7 @@ class WorkerClient:
     def order(self, loader: int, epoch: int, index: int) -> Order:
         """Wait for the order that answers a request."""
         name = (loader, epoch, index)
-        self.wait(lambda: name in self._orders, f"batch {index} of epoch {epoch}")
+        self.wait(f"batch {index} of epoch {epoch}", until=lambda: name in self._orders)
         return self._orders.pop(name)
 
     def adopt(self, order: Order) -> bool:
@@ -275,7 +268,7 @@ class WorkerClient:
         self._num_barriers += 1
         index = self._num_barriers
         self.tell_coordinator(BarrierEnter(rank=self.rank, index=index))
-        self.wait(lambda: self._barriers_left >= index, f"the other workers at barrier {index}")
+        self.wait(f"the other workers at barrier {index}", until=lambda: self._barriers_left >= index)
 
     def leave(self) -> None:
         """Say that nothing more will come."""
@@ -287,21 +280,22 @@ class WorkerClient:
 
     # --- inside ----------------------------------------------------------------------------------------
 
-    def wait(self, until: Callable[[], bool], what: str, *, repeat: bool = False) -> None:
-        """Take in events until a condition holds.
+    def wait(self, what: str, *, until: Callable[[], bool] | None = None, tickets: Sequence[Ticket] = ()) -> None:
+        """Take in events until a condition holds and all tickets are done.
 
         Args:
-            until: the condition.
             what: what is waited for, for the error.
-            repeat: the condition does work of its own, so it may only be asked between two looks at the events.
+            until: the condition, asked after every look at the events; it may start more work.
+            tickets: operations under way; ``until`` may add to them.
         """
         end_s = time.monotonic() + self.channel.deadline_s
         while True:
             self.process()
-            if until():
+            ready = until is None or until()
+            if ready and all(ticket.done for ticket in tickets):
                 return
             left_s = end_s - time.monotonic()
-            self.channel.wait(lambda: self.channel.has_events or (not repeat and until()), what, deadline_s=left_s)
+            self.channel.wait(partial(self._news, tickets if ready else None), what, deadline_s=left_s)
 
     def process(self) -> None:
         """Take in what has come."""
@@ -310,6 +304,9 @@ class WorkerClient:
                 self._protocol.on_notice(event.key, version=event.version, clock=event.clock)
             elif isinstance(event, Control):
                 self._on_control(decode_control(event.data))
+
+    def _news(self, tickets: Sequence[Ticket] | None) -> bool:
+        return self.channel.has_events or (tickets is not None and all(ticket.done for ticket in tickets))
 
     def _on_control(self, message: ControlMessage) -> None:
         if isinstance(message, Order):

@@ -230,6 +230,7 @@ class ServerLoop:
             window=self._config.window,
             staleness=self._config.staleness,
             adaptive=any(state.rule.adaptive for state in self._shards.values()),
+            overlap=0 if self._roles.embedded else self._config.overlap,
             route_epoch=route.epoch,
         )
         self._channel.open(layout_of(route, spec, roles=self._roles, config=self._config.comm))

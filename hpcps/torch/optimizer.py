@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from hpcps.errors import ConfigError, DataError
-from hpcps.runtime.client import Array, Contribution, Ticket
+from hpcps.runtime.client import Array, Contribution, Pull, Ticket
 from hpcps.runtime.job import Job
 from hpcps.torch.buffers import BufferKeeper
 from hpcps.torch.flat import FlatTensors, describe_parameters
@@ -80,7 +80,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._values, self._grads = self._flat.shard_values(), self._flat.shard_grads()
         self._staging = self._flat.staging() if self._overlap else self._values
         self._client.load(self._values, self._options())
-        self._pulls: list[tuple[int, Ticket]] = []
+        self._pull: Pull | None = None
         self._pushes: list[Ticket] = []
         self._sync_enabled = True
         self._custom_weight: float | None = None
@@ -178,10 +178,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def finish(self) -> None:
         """Flush all pushes and take the final parameters. Collective over the workers."""
-        self._client.finish_pull(self._pulls)
-        for key, _ in self._pulls:
-            self._values[key][:] = self._staging[key]
-        self._pulls = []
+        self._take_staged()
         self._client.wait_settled()
         self._client.share_versions()
         self._client.finish_pull(self._client.start_pull(self._values))
@@ -213,8 +210,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _begin_backward(self) -> None:
         """First gradient of a backward: buffers must be free, the weight of this batch is known."""
         if self._stepped:
-            self._client.wait(lambda: all(ticket.done for ticket in self._pushes), "the last push to leave its buffers")
+            self._client.wait("the last push to leave its buffers", tickets=self._pushes)
             self._start_step()
+        if self._pull is not None:
+            self._client.go_on(self._pull)
         alone = len(self._client.group.workers) == 1
         if self._reduced and not alone:
             raise DataError(
@@ -284,7 +283,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _finish_backward(self) -> None:
         """Make sure that the group's gradient is there, also where nothing was computed."""
         if self._stepped:
-            self._client.wait(lambda: all(ticket.done for ticket in self._pushes), "the last push to leave its buffers")
+            self._client.wait("the last push to leave its buffers", tickets=self._pushes)
             self._start_step()
         if not self._reduced:
             self._reduce()
@@ -300,9 +299,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         custom = self._custom_weight is not None
         tail = np.array([self._weight, custom, *self._present, *self._own_row()], np.float64)
         self._reductions.append(self._client.allreduce(tail))
-        reductions = self._reductions
         began_s = time.monotonic()
-        self._client.wait(lambda: all(ticket.done for ticket in reductions), "the gradients of the group")
+        self._client.wait("the gradients of the group", tickets=self._reductions)
         self._waited_s = time.monotonic() - began_s
         self._total_weight = float(tail[0])
         self._anyone = (tail[2 : 2 + len(self._params)] > 0).tolist()
@@ -351,14 +349,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # at least 1: windows of different shards may hold different groups, each waiting for another's next step
             slack = max(1, self._overlap, config.staleness.bound)
         if self._overlap:
-            self._client.finish_pull(self._pulls)
-            for key, _ in self._pulls:
-                self._values[key][:] = self._staging[key]
-        self._pulls = self._client.start_pull(self._staging, slack=slack)
-        if not self._overlap:
-            self._client.finish_pull(self._pulls)
-            self._pulls = []
+            self._take_staged()
+            self._pull = self._client.start_pull(self._staging, slack=slack - self._overlap)
+        else:
+            self._client.finish_pull(self._client.start_pull(self._values, slack=slack))
         self._flat.install()
+
+    def _take_staged(self) -> None:
+        """Finish what the last step asked for, and copy it into the model."""
+        if self._pull is not None:
+            for key in self._client.finish_pull(self._pull):
+                self._values[key][:] = self._staging[key]
+            self._pull = None
 
     def _gather(self) -> None:
         """Copy gradients that the script holds elsewhere, changed or replaced, back into the flat space."""
