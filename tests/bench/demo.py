@@ -12,19 +12,16 @@ and does not make this program fail; a run that fails does.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from runs import ROOT, Figure, launch_words, run_program
 
 from hpcps.report.events import RunEvents, read_run
 from hpcps.report.figures import StepTimesPanel, draw_step_times
 from hpcps.report.summary import RunSummary, efficiency, s_star_of_speeds, summarize
 from hpcps.report.table import TableRow, render_table
 
-ROOT = Path(__file__).resolve().parents[2]
 SPEEDS = (3.0, 2.0, 1.0, 1.0)
 SAMPLE_S = 0.00035  # seconds that a sample takes on a device of speed 1
 GLOBAL_BATCH = 2048
@@ -55,22 +52,11 @@ SETUPS = (
 
 def command(setup: Setup, folder: Path, args: argparse.Namespace) -> list[str]:
     """The command line of one run."""
-    speeds = ":".join(f"{speed:g}" for speed in SPEEDS)
-    words = [sys.executable, "-m", "hpcps", "launch", "-n", str(len(SPEEDS) + 1), "--server-num", "1"]
-    words += ["--sync-mode", setup.mode, *(["--heterogeneous"] if setup.heterogeneous else [])]
-    words += ["--emulate-speeds", speeds, "--emulate-sample-s", str(SAMPLE_S), "--log-dir", str(folder)]
-    words += [str(ROOT / "examples" / "flights.py"), "--batch", str(GLOBAL_BATCH), "--epochs", str(args.epochs)]
-    return [*words, "--rows", str(args.rows)]
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a launcher and what it started; it gets ten seconds to do so itself."""
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    flags = ["--server-num", "1", "--sync-mode", setup.mode, *(["--heterogeneous"] if setup.heterogeneous else [])]
+    flags += ["--emulate-speeds", ":".join(f"{speed:g}" for speed in SPEEDS), "--emulate-sample-s", str(SAMPLE_S)]
+    arguments = ["--batch", str(GLOBAL_BATCH), "--epochs", str(args.epochs), "--rows", str(args.rows)]
+    script = ROOT / "examples" / "flights.py"
+    return launch_words(len(SPEEDS) + 1, [*flags, "--log-dir", str(folder)], script, arguments)
 
 
 def run_one(setup: Setup, folder: Path, args: argparse.Namespace) -> RunEvents:
@@ -80,20 +66,7 @@ def run_one(setup: Setup, folder: Path, args: argparse.Namespace) -> RunEvents:
         stale.unlink()
     words = command(setup, folder, args)
     print(f"\n$ {' '.join(words)}", flush=True)
-    # One thread a rank: five ranks share the cores.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    process = subprocess.Popen(words, cwd=ROOT, env=environment, start_new_session=True)
-    try:
-        code = process.wait(timeout=RUN_LIMIT_S)
-    except BaseException as error:
-        stop(process)
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        raise SystemExit(
-            f"cannot finish run {setup.name}: it still ran after {RUN_LIMIT_S:.0f} s; see {folder}"
-        ) from error
-    if code != 0:
-        raise SystemExit(f"cannot finish run {setup.name}: exit code {code}, need 0; see {folder}")
+    run_program(words, name=setup.name, limit_s=RUN_LIMIT_S)
     return read_run(folder)
 
 
@@ -124,10 +97,10 @@ def figure_lines(rows: list[TableRow]) -> list[str]:
     figures = []
     for setup, row in zip(SETUPS, rows, strict=True):
         if row.efficiency is not None and setup.mode != "async":
-            figures.append((f"demo_efficiency_{setup.mode}", row.efficiency, EFFICIENCY_BAR))
+            figures.append(Figure(name=f"demo_efficiency_{setup.mode}", value=row.efficiency, bar=EFFICIENCY_BAR))
         suffix = setup.mode if setup.heterogeneous else "baseline"
-        figures.append((f"demo_auc_{suffix}", row.test_auc, AUC_BAR))
-    return [f"figure {name} {value:.4f} {bar:g} {'ok' if value >= bar else 'SHORT'}" for name, value, bar in figures]
+        figures.append(Figure(name=f"demo_auc_{suffix}", value=row.test_auc, bar=AUC_BAR))
+    return [figure.line() for figure in figures]
 
 
 def draw(summaries: list[RunSummary], path: Path) -> Path:
