@@ -11,9 +11,11 @@ _GROWTH = 1.3
 _BUSY_S = 200e-6
 """Longest sleep while operations are under way; measured: below it the script's own thread loses the interpreter."""
 _IDLE_AFTER = 400
-"""Looks at the longest working sleep before the rank counts as idle."""
-_IDLE_FACTOR = 4.0
-"""An idle rank sleeps this much longer: eight of them cost a few per cent of a core."""
+"""Looks without progress, half a second, after which a rank counts as idle."""
+_LONGEST_IDLE_S = 0.010
+"""An idle rank's sleep grows to this: the first message after a long silence is late by as much, and no other."""
+_IDLE_GROWTH = 1.02
+"""Slow, so that a pause of a second costs no more than a few milliseconds at its end."""
 
 
 class Backoff:
@@ -41,7 +43,8 @@ class Backoff:
         self._polls += 1
         if self._polls <= _FREE_POLLS:
             return 0.0
-        idle = self._polls > _IDLE_AFTER
-        limit_s = self._longest_s * _IDLE_FACTOR if idle else _BUSY_S if under_way else self._longest_s
-        self._sleep_s = min(self._sleep_s * _GROWTH, limit_s)
+        if self._polls > _IDLE_AFTER:
+            self._sleep_s = min(self._sleep_s * _IDLE_GROWTH, _LONGEST_IDLE_S)
+        else:
+            self._sleep_s = min(self._sleep_s * _GROWTH, _BUSY_S if under_way else self._longest_s)
         return self._sleep_s

@@ -1,12 +1,13 @@
 """Control messages over MPI: any length, in order between two ranks, no pickling.
 
-A message is cut into parts of one size. Receives of that size are always posted, in a ring; MPI fills
-them in the order of posting, and parts of one sender in the order of sending.
+A message is cut into parts of one size, and a receive of that size is always posted for each rank that may
+send. None is posted for any source: over TCP, MPICH 5.0.2 on UCX leaves such receives unfilled for ever.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -18,8 +19,7 @@ from hpcps.comm.tags import Tag
 __all__ = ["Mailbox"]
 
 _PART_BYTES = 32 * 1024
-"""Above the eager limit of all transports seen, small enough to post many."""
-_NUM_POSTED = 8
+"""Above the eager limit of all transports seen, small enough for one a sender."""
 _LENGTH = struct.Struct("<q")
 
 
@@ -28,20 +28,21 @@ class Mailbox:
 
     Args:
         comm: the control communicator.
+        peers: ranks that this one sends to and receives from.
     """
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Comm, *, peers: Sequence[int]) -> None:
         self._comm = comm
+        self.peers = tuple(peers)
         self.sent = np.zeros(comm.size, np.int64)
         """Parts sent to each rank."""
         self.received = np.zeros(comm.size, np.int64)
         """Parts received from each rank."""
         self._parts: dict[int, bytearray] = {}
         self._lengths: dict[int, int] = {}
-        self._buffers = [np.empty(_PART_BYTES, np.uint8) for _ in range(_NUM_POSTED)]
-        self._requests = [self._post(buffer) for buffer in self._buffers]
-        self._next = 0
-        self._status = MPI.Status()
+        self._buffers = [np.empty(_PART_BYTES, np.uint8) for _ in self.peers]
+        self._requests = [self._post(place) for place in range(len(self.peers))]
+        self._statuses = [MPI.Status() for _ in self.peers]
 
     def send(self, rank: int, data: bytes) -> Operation:
         """The operation that sends a message."""
@@ -57,13 +58,12 @@ class Mailbox:
     def look(self) -> list[tuple[int, bytes]]:
         """Messages that are complete: pairs of sender and text."""
         complete: list[tuple[int, bytes]] = []
-        while self._requests[self._next].Test(self._status):
-            buffer = self._buffers[self._next]
-            source = self._status.Get_source()
-            self.received[source] += 1
-            self._add(source, buffer[: self._status.Get_count(MPI.BYTE)], complete)
-            self._requests[self._next] = self._post(buffer)
-            self._next = (self._next + 1) % _NUM_POSTED
+        while places := MPI.Request.Testsome(self._requests, self._statuses):
+            for place, status in zip(places, self._statuses, strict=False):
+                source = self.peers[place]
+                self.received[source] += 1
+                self._add(source, self._buffers[place][: status.Get_count(MPI.BYTE)], complete)
+                self._requests[place] = self._post(place)
         return complete
 
     def close(self) -> None:
@@ -72,8 +72,8 @@ class Mailbox:
             request.Cancel()
             request.Wait()
 
-    def _post(self, buffer: Bytes) -> MPI.Request:
-        return self._comm.Irecv([buffer, MPI.BYTE], source=MPI.ANY_SOURCE, tag=Tag.CONTROL)
+    def _post(self, place: int) -> MPI.Request:
+        return self._comm.Irecv([self._buffers[place], MPI.BYTE], source=self.peers[place], tag=Tag.CONTROL)
 
     def _add(self, source: int, part: Bytes, complete: list[tuple[int, bytes]]) -> None:
         data = part.tobytes()

@@ -57,12 +57,14 @@ class MpiChannel(Channel):
         self.world = world
         self._workers = tuple(workers)
         self._closed = False
-        color = 0 if world.rank in self._workers else MPI.UNDEFINED
+        works = world.rank in self._workers
+        color = 0 if works else MPI.UNDEFINED
         self._worker_comm = world.control.Split(color, world.rank)
         self._group_comm = MPI.COMM_NULL if color == MPI.UNDEFINED else self._worker_comm.Dup()
         self._never = np.zeros(1, np.uint8)
         self._progress = MPI.COMM_SELF.Irecv([self._never, MPI.BYTE], source=0, tag=Tag.PROGRESS)
-        self._mailbox = Mailbox(world.control)
+        peers = [rank for rank in range(world.size) if (rank in self._workers) != works]
+        self._mailbox = Mailbox(world.control, peers=peers)
         self._plane = plane(self)
         self._actor = Actor(
             f"hpcps-comm-{world.rank}", self._look, longest_sleep_s=longest_sleep_s, on_error=self._fail
@@ -101,6 +103,12 @@ class MpiChannel(Channel):
         os._exit(code)
 
     def send(self, rank: int, data: bytes) -> None:
+        if rank not in self._mailbox.peers:
+            raise ChannelError(
+                f"cannot send a control message from rank {self.rank} to rank {rank}: both serve or both work; go by"
+                " way of a server",
+                rank=self.rank,
+            )
         self.counters.control_messages += 1
         self._actor.submit(self._mailbox.send(rank, data))
 

@@ -132,7 +132,8 @@ class RmaPlane(Plane):
         self._acks = _table(words, num_acks)
         self._notices = _table(words[num_acks * _WORDS :], num_notices)
         self._taken = np.zeros(num_flags, np.int64)
-        self._seen = np.zeros((num_notices, 2), np.int64)
+        self._seen = np.zeros((num_notices, 3), np.int64)
+        self._news = np.zeros(max(num_flags, num_notices), np.bool_)
         self._pushed = [0] * len(layout.servers)
         self._begin_at = layout.begin_offsets()
         self._head_bytes = [layout.head_bytes(server) for server in range(len(layout.servers))]
@@ -154,9 +155,10 @@ class RmaPlane(Plane):
 
     def _look_for_frames(self) -> bool:
         """Flags that changed since the last look, in the order in which each worker pushed."""
-        fresh = np.nonzero(self._flags[:, 0] != self._taken)[0]
-        if fresh.size == 0:
+        news = np.not_equal(self._flags[:, 0], self._taken, out=self._news)
+        if not news.any():
             return False
+        fresh = np.nonzero(news)[0]
         self._window.Sync()
         head_room = self._head_bytes[self._server]
         arrivals = []
@@ -185,12 +187,14 @@ class RmaPlane(Plane):
         return True
 
     def _look_for_notices(self) -> bool:
-        fresh = np.nonzero((self._notices[:, :2] != self._seen).any(axis=1))[0]
+        changed = np.not_equal(self._notices[:, 2], self._seen[:, 2], out=self._news)
+        if not changed.any():
+            return False
         news = []
-        for key in fresh.tolist():
+        for key in np.nonzero(changed)[0].tolist():
             version, clock, check = self._notices[key, :3].tolist()
             if check == version ^ (clock << 20) ^ _CHECK:
-                self._seen[key] = version, clock
+                self._seen[key] = version, clock, check
                 news.append(Notice(key, version - 1, clock))
         if news:
             self._window.Sync()
@@ -199,7 +203,8 @@ class RmaPlane(Plane):
 
     def _empty_outbox(self) -> bool:
         """Publications, then the newest words for each place, then one flush for all of them."""
-        busy = bool(self.outbox)
+        if not self.outbox:
+            return False
         words: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
         while self.outbox:
             item = self.outbox.popleft()
@@ -221,7 +226,7 @@ class RmaPlane(Plane):
             self._window.Flush(targets.pop())
         elif targets:
             self._window.Flush_all()
-        return busy
+        return True
 
     def _publish(self, item: Publication) -> None:
         begin = self._begin_at[item.key]

@@ -17,7 +17,7 @@ from hpcps.comm.channel import Array, Channel, Control, Notice, Ticket
 from hpcps.config import RunConfig
 from hpcps.errors import PlanMismatchError, ProtocolError
 from hpcps.native import checksum
-from hpcps.plan import Group, Grouping, Roles, Route, Shard, TensorSpec, digest
+from hpcps.plan import WIRE_DTYPES, Group, Grouping, Roles, Route, Shard, TensorSpec, digest
 from hpcps.policy.routing import PlaceShards
 from hpcps.protocol.control import (
     BarrierEnter,
@@ -83,9 +83,14 @@ class WorkerClient:
         self._told_end = (-1, -1)
 
     def place(self, tensors: tuple[TensorSpec, ...]) -> Route:
-        """Cut the tensors into shards and give each a server; the same on every worker."""
-        policy = PlaceShards(len(self.roles.servers), shard_bytes=self.config.comm.shard_bytes)
-        return policy.decide(tensors)
+        """Cut the tensors into shards and give each a server; the same on every worker.
+
+        One process has nothing to send piece by piece, so it keeps each dtype in one shard.
+        """
+        shard_bytes = self.config.comm.shard_bytes
+        if self.roles.embedded:
+            shard_bytes = max(shard_bytes, sum(spec.numel * WIRE_DTYPES[spec.dtype] for spec in tensors))
+        return PlaceShards(len(self.roles.servers), shard_bytes=shard_bytes).decide(tensors)
 
     # --- start ---------------------------------------------------------------------------------------
 
@@ -197,9 +202,13 @@ class WorkerClient:
         self.process()
         pull.start()
 
+    def wait_pull(self, pull: Pull) -> None:
+        """Wait until everything is read."""
+        self.wait(f"the servers to settle step {pull.clock}", until=pull.start, tickets=pull.tickets)
+
     def finish_pull(self, pull: Pull) -> tuple[int, ...]:
         """Wait for a read; the model's versions are then its. Returns the keys that were read."""
-        self.wait(f"the servers to settle step {pull.clock}", until=pull.start, tickets=pull.tickets)
+        self.wait_pull(pull)
         return pull.finish()
 
     def share_versions(self) -> None:

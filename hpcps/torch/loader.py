@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -20,6 +21,9 @@ from hpcps.errors import DataError
 from hpcps.runtime.job import Job, Order
 
 __all__ = ["DistributedLoader"]
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+"""Numbers of samples in the dataset."""
 
 
 class DistributedLoader:
@@ -93,7 +97,7 @@ class DistributedLoader:
                 self._job.client.adopt(self._last)
             self._job.client.end_of_data()
 
-    def _orders(self, epoch: int, orders: deque[Order]) -> Iterator[list[int]]:
+    def _orders(self, epoch: int, orders: deque[Order]) -> Iterator[Numbers]:
         """Sample numbers of each batch of the epoch, asked for ahead of use; the orders go to the deque."""
         ahead = self._job.config.data.prefetch_steps
         permutation = self._permutation(epoch)
@@ -106,19 +110,19 @@ class DistributedLoader:
                 self._last = order
                 break
             orders.append(order)
-            yield permutation[order.start : order.start + order.count].tolist()
+            yield permutation[order.start : order.start + order.count]
             self._job.request_order(self._loader, epoch, index + ahead)
             index += 1
         for later in range(index + 1, index + ahead):
             self._job.client.order(self._loader, epoch, later)
 
-    def _batches(self, samples: Iterator[list[int]]) -> Iterator[tuple[Any, float]]:
+    def _batches(self, samples: Iterator[Numbers]) -> Iterator[tuple[Any, float]]:
         """Pairs of a batch and the seconds that reading it took (0: not known)."""
         dataset = self._dataset
         if self._num_workers == 0:
             for numbers in samples:
                 began_s = time.monotonic()
-                batch = self._fetch(dataset, numbers) if numbers else ()
+                batch = self._fetch(dataset, numbers) if numbers.size else ()
                 yield batch, time.monotonic() - began_s
             return
         loader = DataLoader(
@@ -130,15 +134,16 @@ class DistributedLoader:
         for batch in loader:
             yield batch, 0.0
 
-    def _fetch(self, dataset: Dataset[Any], numbers: list[int]) -> Any:
+    def _fetch(self, dataset: Dataset[Any], numbers: Numbers) -> Any:
         if isinstance(dataset, TensorDataset) and self._collate_fn is None:
-            chosen = torch.tensor(numbers)
-            return [tensor[chosen] for tensor in dataset.tensors]
+            chosen = torch.from_numpy(numbers)
+            return [tensor.index_select(0, chosen.to(tensor.device)) for tensor in dataset.tensors]
         get_many = getattr(dataset, "__getitems__", None)
-        samples = get_many(numbers) if get_many is not None else [dataset[number] for number in numbers]
+        wanted = numbers.tolist()
+        samples = get_many(wanted) if get_many is not None else [dataset[number] for number in wanted]
         return _SkipEmpty(self._collate_fn)(samples)
 
-    def _permutation(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _permutation(self, epoch: int) -> Numbers:
         if not self._shuffle:
             return np.arange(self._num_samples)
         seed = (self._job.config.seed, self._loader, epoch)
@@ -148,11 +153,11 @@ class DistributedLoader:
 class _Sampler:
     """Batches of sample numbers, for torch's loader."""
 
-    def __init__(self, samples: Iterator[list[int]]) -> None:
+    def __init__(self, samples: Iterator[Numbers]) -> None:
         self._samples = samples
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._samples
+        return (numbers.tolist() for numbers in self._samples)
 
 
 class _SkipEmpty:

@@ -289,6 +289,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._reduce()
 
     def _reduce(self) -> None:
+        """Sum the group's gradients, and who has any; before its last part no member can push this step.
+
+        So a staged read that is over by then has the same versions on all members.
+        """
+        if self._pull is not None:
+            self._client.wait_pull(self._pull)
         with torch.no_grad():
             for index, present in enumerate(self._present):
                 if not present:
