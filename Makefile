@@ -27,7 +27,7 @@ PURE := hpcps/errors.py,hpcps/units.py,hpcps/config.py,hpcps/cluster.py,hpcps/pl
 COVERAGE_MIN := 90
 export PYTHON VENV MPI_DIR
 
-.PHONY: help venv demo test test-pure test-mpi test-net bench lint format type build native examples clean .mpi/openmpi .mpi/mpich
+.PHONY: help venv demo test test-pure test-mpi test-launch test-net bench bench-idle lint format type build native examples clean .mpi/openmpi .mpi/mpich
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -44,7 +44,10 @@ demo: venv ## the main job on uneven workers, with and without hpcps' balancing,
 bench: venv ## the figures of the README, as ratios measured in one run
 	$(PY) tests/bench/bench.py
 
-test: lint type test-pure test-mpi examples ## every check that needs no root
+bench-idle: build ## what waiting ranks cost: 8 on this machine, at a pause and at a barrier
+	$(PY) tests/bench/idle.py
+
+test: lint type test-pure test-mpi test-launch examples ## every check that needs no root
 
 test-pure: build ## tests without MPI, and the coverage of the pure rooms
 	@mkdir -p $(REPORTS)
@@ -54,6 +57,10 @@ test-pure: build ## tests without MPI, and the coverage of the pure rooms
 
 test-mpi: build ## tests/mpi under mpirun with 1, 2 and 4 ranks (SIZES, STACK)
 	$(ONE_THREAD) $(PY) tests/mpi_suite.py run --stack $(STACK) --sizes $(SIZES) --reports $(REPORTS)
+
+test-launch: build ## whole jobs by mpirun: good ends, deaths, launch mistakes, what they leave behind
+	@mkdir -p $(REPORTS)
+	$(PY) -m pytest tests/mpi_launch --junitxml=$(REPORTS)/launch.xml
 
 test-net: build .mpi/openmpi .mpi/mpich ## as root: a network namespace a rank, on Open MPI and on MPICH
 	tests/net/suite.sh openmpi mpich
