@@ -6,6 +6,7 @@ It refuses to tell the rank of a running job: only MPI knows that, the hint is a
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -24,6 +25,7 @@ __all__ = [
     "launcher_hint",
     "mpi_defaults",
     "mpi_family",
+    "tell_launcher",
     "usable_cores",
 ]
 
@@ -150,6 +152,22 @@ def mpi_defaults(environ: Mapping[str, str], *, has_infiniband: bool, ranks_exce
     if ranks_exceed_cores:
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
     return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def tell_launcher(environ: Mapping[str, str], code: int) -> None:
+    """Ask the launcher to end the job from a rank that has not joined MPI.
+
+    MPICH's launcher takes no notice of a rank that ends before it joined; it listens on a socket whose number is in
+    PMI_FD. Others end the job by themselves when a rank's exit code is not 0.
+
+    Args:
+        environ: the environment.
+        code: exit code of the job, 1 to 255.
+    """
+    socket_number = _count(environ, "PMI_FD")
+    if socket_number is not None:
+        with contextlib.suppress(OSError):
+            os.write(socket_number, f"cmd=abort exitcode={code}\n".encode())
 
 
 def is_installed(distribution: str) -> bool:

@@ -29,6 +29,7 @@ from hpcps.launch.environment import (
     installed_wheels_conflict,
     launcher_hint,
     mpi_defaults,
+    tell_launcher,
     usable_cores,
 )
 from hpcps.plan import Roles
@@ -178,7 +179,10 @@ def _start_alone(config: RunConfig, *, make_rule: MakeRule, device: Callable[[in
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Run a script so that an uncaught error ends all ranks, with its traceback first."""
+    """Run a script so that an uncaught error ends all ranks, with its traceback first; also one before ``init``."""
+    hint = launcher_hint(os.environ)
+    if hint is not None and hint.size > 1 and _lifeline is None:
+        _set_lifeline(hint.rank or 0, _end_before_joining)
     try:
         yield
     except SystemExit as error:
@@ -189,6 +193,12 @@ def guard() -> Iterator[None]:
         if _lifeline is None:
             raise
         _take_down(error)
+
+
+def _end_before_joining(code: int) -> None:
+    """End a rank that MPI does not know yet, so that the launcher ends the others."""
+    tell_launcher(os.environ, code)
+    os._exit(code)
 
 
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

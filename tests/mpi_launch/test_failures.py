@@ -48,7 +48,7 @@ def test_exception_shows_its_traceback_and_ends_all(run_mpi: RunMpi, place: str,
 def test_exception_before_the_rank_has_joined_ends_all(run_mpi: RunMpi, place: str) -> None:
     job = run_mpi.launch(4, SCRIPT, place, "2")
     expect_end(job)
-    assert f"RuntimeError: planned failure in {place} on rank 2" in job.output
+    assert f"[rank 2] RuntimeError: planned failure in {place} on rank 2" in job.output
 
 
 @pytest.mark.parametrize(("place", "rank"), [("loop", 2), ("server", 0), ("before_init", 1)])

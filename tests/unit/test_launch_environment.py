@@ -17,6 +17,7 @@ from hpcps.launch.environment import (
     launcher_hint,
     mpi_defaults,
     mpi_family,
+    tell_launcher,
     usable_cores,
 )
 
@@ -196,3 +197,13 @@ def test_cores_are_counted_once_for_all_their_threads(
         (folder / "thread_siblings_list").write_text(f"{text}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: cpus)
     assert usable_cores(tmp_path) == expected
+
+
+def test_the_launcher_is_told_over_its_socket() -> None:
+    ours, launchers = os.pipe()
+    tell_launcher({"PMI_FD": str(launchers)}, 7)
+    os.close(launchers)
+    with os.fdopen(ours, "rb") as sent:
+        assert sent.read() == b"cmd=abort exitcode=7\n"
+    tell_launcher({}, 7)
+    tell_launcher({"PMI_FD": "9999"}, 7)
