@@ -63,8 +63,3 @@ class Cluster:
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.places)
-
-    def host_of(self, rank: int) -> Host:
-        """The host that runs a rank."""
-        name = self.places[rank].host
-        return next(host for host in self.hosts if host.name == name)

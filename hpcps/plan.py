@@ -42,10 +42,6 @@ class Roles:
         """True if the rank serves."""
         return rank in self.servers
 
-    def is_worker(self, rank: int) -> bool:
-        """True if the rank trains."""
-        return rank in self.workers
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:

@@ -75,10 +75,10 @@ def _command(request: Request, environ: Mapping[str, str]) -> tuple[tuple[str, .
     from hpcps.launch.mpirun import build_command, find_launcher, hosts_from_endpoints
 
     hint = launcher_hint(environ)
-    if hint is not None and hint.size > 1:
+    if hint is not None and hint.size != 1:
         raise LaunchError(
-            f"cannot launch inside a rank: {hint.launcher} started this process ({hint.variable}={hint.size}),"
-            " need a process started by hand; use hpcps run here",
+            f"cannot launch inside a rank: {hint.launcher} started this process"
+            f" ({hint.variable}={environ[hint.variable]}), need a process started by hand; use hpcps run here",
             op="launch",
         )
     conflict = installed_wheels_conflict()

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     from hpcps.launch.environment import launcher_hint
 
     hint = launcher_hint(environ)
-    rank = hint.rank if hint is not None and hint.size > 1 else None
+    rank = hint.rank if hint is not None and hint.size != 1 else None
     try:
         request = read_request(make_parser(), arguments, environ)
         if not request.show_config:

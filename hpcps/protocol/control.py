@@ -113,9 +113,10 @@ class Order:
         start: position of the worker's first sample in the permutation.
         count: the worker's samples, may be 0.
         group_count: samples of the whole group in this batch.
+        num_idle: members of the group without a sample in it.
         share_frac: the group's part of a full global batch.
         generation: grouping that this batch belongs to.
-        groups: that grouping's groups as lists of world ranks.
+        groups: that grouping's groups as lists of world ranks; empty where the worker has been told before.
     """
 
     loader: int
@@ -125,6 +126,7 @@ class Order:
     start: int
     count: int
     group_count: int
+    num_idle: int
     share_frac: float
     generation: int
     groups: list[list[int]]

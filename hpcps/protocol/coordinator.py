@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpcps.config import RunConfig
-from hpcps.errors import DataError
+from hpcps.errors import DataError, PlanError
 from hpcps.plan import Grouping
 from hpcps.policy.capacity import TimedStep
 from hpcps.policy.grouping import GroupWorkers
@@ -98,6 +98,7 @@ class Coordinator:
         self._boundaries = self._first_groupings()
         self._regrouped_loader = -1
         self._num_orders = 0
+        self._told = dict.fromkeys(self._workers, 0)
         self.progress = Progress()
 
     @property
@@ -119,6 +120,14 @@ class Coordinator:
                 f"cannot share out loader {message.loader}: rank {message.rank} has {message.num_samples} samples"
                 f" and global batch {message.global_batch}, others {known.num_samples} and {known.global_batch};"
                 " build the same dataset on every worker, from one seed",
+                rank=message.rank,
+            )
+        cap = self._config.partition.max_share
+        if message.trains and cap and message.global_batch > cap * len(self._workers):
+            raise PlanError(
+                f"cannot share out loader {message.loader}: {len(self._workers)} workers of at most {cap} samples hold"
+                f" {cap * len(self._workers)}, the global batch is {message.global_batch}; raise partition.max_share or"
+                " lower global_batch",
                 rank=message.rank,
             )
         if message.trains:
@@ -148,6 +157,7 @@ class Coordinator:
         if position >= len(stream.batches) and not stream.ended:
             self._draw(loader, stream, group.workers, epoch=request.epoch)
         end = position >= len(stream.batches)
+        told, self._told[request.rank] = self._told[request.rank], grouping.generation
         batch = _Batch({}, {}, 0.0) if end else stream.batches[position]
         order = Order(
             loader=request.loader,
@@ -157,9 +167,10 @@ class Coordinator:
             start=batch.starts.get(request.rank, 0),
             count=batch.counts.get(request.rank, 0),
             group_count=sum(batch.counts.values()),
+            num_idle=sum(count == 0 for count in batch.counts.values()),
             share_frac=batch.share_frac,
             generation=grouping.generation,
-            groups=[list(each.workers) for each in grouping.groups],
+            groups=[] if told == grouping.generation else [list(each.workers) for each in grouping.groups],
         )
         return [(request.rank, order)]
 
@@ -171,10 +182,6 @@ class Coordinator:
             return []
         del self._barriers[message.index]
         return [(rank, BarrierLeave(index=message.index)) for rank in self._workers]
-
-    def waiting_at_barriers(self) -> dict[int, list[int]]:
-        """Workers that each open barrier still waits for, for the error message of a deadline."""
-        return {index: sorted(set(self._workers) - arrived) for index, arrived in self._barriers.items()}
 
     def _first_groupings(self) -> list[tuple[int, int, Grouping]]:
         """All begin as one group; where the groups are known without measuring, they come before the first batch."""

@@ -188,11 +188,6 @@ class FrameShape:
         """Where the payload starts in a frame."""
         return HEADER_BYTES + -(-self.meta_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of the largest frame, a multiple of a cache line."""
-        return self.payload_offset + -(-self.payload_bytes // ALIGN_BYTES) * ALIGN_BYTES
-
     def pack_meta(self, options: tuple[float, ...], presence: bytes) -> bytes:
         """Options and presence, padded up to the payload."""
         if len(options) != self.num_options or len(presence) != self.num_pieces:

@@ -65,6 +65,7 @@ class ServerProtocol:
         shards: the shards that this server holds.
         window: when windows close.
         staleness: what late pushes count.
+        num_workers: workers of the job; there are no more groups than that.
         adaptive: the optimizer is scale-free in the gradient, so a decay acts on the learning rate.
         overlap: versions that every gradient is late by choice; only what comes on top decays.
         route_epoch: epoch of the route in force.
@@ -76,6 +77,7 @@ class ServerProtocol:
         *,
         window: WindowConfig,
         staleness: StalenessConfig,
+        num_workers: int,
         adaptive: bool,
         overlap: int = 0,
         route_epoch: int = 0,
@@ -84,6 +86,7 @@ class ServerProtocol:
         self._numel = {shard.key: shard.numel for shard in shards}
         self._window_policy = WindowPolicy(window)
         self._staleness_policy = StalenessPolicy(staleness)
+        self._num_workers = num_workers
         self._adaptive = adaptive
         self._overlap = overlap
         self._route_epoch = route_epoch
@@ -117,6 +120,8 @@ class ServerProtocol:
             return self._load(state, header, token)
         if state.version < 0:
             return [Refuse(key, token, "no first values yet")]
+        if not 0 < header.num_groups <= self._num_workers:
+            return [Refuse(key, token, f"{header.num_groups} groups of {self._num_workers} workers")]
         actions: list[Action] = []
         if header.generation > self.generation:
             actions += self._regroup(header, now_s=now_s)

@@ -74,6 +74,7 @@ class WorkerClient:
         self.roles = roles
         self.rank = channel.rank
         self.grouping = Grouping(generation=0, groups=(Group(index=0, workers=roles.workers),))
+        self._group = self.grouping.groups[0]
         self._route: Route | None = None
         self._protocol = WorkerProtocol(self.rank, num_keys=0)
         self._replies: list[str] = []
@@ -151,7 +152,7 @@ class WorkerClient:
     @property
     def group(self) -> Group:
         """This worker's group."""
-        return self.grouping.group_of(self.rank)
+        return self._group
 
     # --- one step --------------------------------------------------------------------------------------
 
@@ -260,6 +261,7 @@ class WorkerClient:
             generation=order.generation,
             groups=tuple(Group(index=i, workers=tuple(ranks)) for i, ranks in enumerate(order.groups)),
         )
+        self._group = self.grouping.group_of(self.rank)
         if self.registered:
             self.channel.regroup(order.groups)
             self._join()

@@ -39,7 +39,6 @@ class Coordination:
         self._coordinator = Coordinator(config, roles.workers, report=self._report)
         self._shown_s = time.monotonic()
         self._shown_samples = 0
-        self._shows = not roles.embedded or bool(config.log.dir)
 
     def on_message(self, message: ControlMessage) -> None:
         """A worker's message for the coordinator."""
@@ -77,7 +76,7 @@ class Coordination:
         progress = self._coordinator.progress
         done = progress.num_samples - self._shown_samples
         self._shown_samples = progress.num_samples
-        if done <= 0 or not self._shows:
+        if done <= 0:
             return
         rate = done / seconds
         total = f"/{progress.num_epochs}" if progress.num_epochs else ""

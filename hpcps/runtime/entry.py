@@ -5,8 +5,11 @@ The only place that exits or aborts.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import hashlib
+import json
 import logging
 import os
 import platform
@@ -24,10 +27,12 @@ from hpcps.comm.loopback import Hub, LoopbackChannel
 from hpcps.config import RunConfig
 from hpcps.errors import LaunchError
 from hpcps.launch.environment import (
+    LauncherHint,
     check_world,
     has_infiniband,
     installed_wheels_conflict,
     launcher_hint,
+    local_size,
     mpi_defaults,
     tell_launcher,
     usable_cores,
@@ -41,7 +46,7 @@ from hpcps.runtime.metrics import EventLog
 from hpcps.runtime.server_loop import MakeRule, ServerLoop
 
 if TYPE_CHECKING:
-    from hpcps.comm.world import RankFacts
+    from hpcps.comm.world import RankFacts, World
 
 __all__ = ["guard", "start"]
 
@@ -90,19 +95,10 @@ def start(
     hint = launcher_hint(os.environ)
     if hint is None or hint.size == 1:
         return _start_alone(config, make_rule=make_rule, device=device)
-    conflict = installed_wheels_conflict()
-    if conflict is not None:
-        raise conflict
-    exceed = hint.size > usable_cores()
-    defaults = mpi_defaults(os.environ, has_infiniband=has_infiniband(), ranks_exceed_cores=exceed)
-    os.environ.update(defaults)
-    from hpcps.comm.start import open_channel
-    from hpcps.comm.world import open_world
-
-    world = open_world(versions=versions, gpus=gpus())
-    _set_lifeline(world.rank, world.abort)
-    sys.excepthook = _on_uncaught
-    check_world(hint, mpi_size=world.size, library=world.library)
+    world = _join_world(hint, gpus=gpus(), versions=f"{versions}, settings {_settings_digest(config)}")
+    if world.size == 1:
+        _clear_lifeline()
+        return _start_alone(config, make_rule=make_rule, device=device)
     cluster = _cluster(world.ranks)
     decision = PlaceRoles(
         config.server_num,
@@ -112,11 +108,12 @@ def start(
     ).decide(cluster)
     roles = decision.roles
     _check_emulation(config, roles)
-    serves = roles.is_server(world.rank)
-    folder = run_dir(config.log.dir, world_size=world.size)
+    role = "server" if roles.is_server(world.rank) else "worker"
     facts = world.ranks[world.rank]
-    role = "server" if serves else "worker"
+    folder = run_dir(config.log.dir, world_size=world.size)
     open_logs(folder, rank=world.rank, world_size=world.size, host=facts.host, role=role, level=config.log.level)
+    from hpcps.comm.start import open_channel
+
     channel = open_channel(world, roles.workers, config.comm)
     _set_lifeline(channel.rank, channel.abort)
     events = EventLog(folder, rank=world.rank, role=role)
@@ -131,21 +128,38 @@ def start(
         world.library,
         channel.mode,
     )
-    if serves:
-        server = ServerLoop(channel, config, roles=roles, make_rule=make_rule, events=events)
-        server.serve()
+    if role == "server":
+        ServerLoop(channel, config, roles=roles, make_rule=make_rule, events=events).serve()
         events.close()
         _leave(channel)
         raise SystemExit(0)
-    return Job(
-        WorkerClient(channel, config, roles=roles),
-        config,
-        roles=roles,
-        events=events,
-        device=device(facts.local_rank),
-        close=lambda: _leave(channel),
-        abort=_take_down,
-    )
+    client = WorkerClient(channel, config, roles=roles)
+    name = device(facts.local_rank)
+    return Job(client, config, roles=roles, events=events, device=name, close=lambda: _leave(channel), abort=_take_down)
+
+
+def _join_world(hint: LauncherHint, *, gpus: tuple[str, ...], versions: str) -> World:
+    """Start MPI; from here on an uncaught error, or an end without ``close``, ends all ranks."""
+    conflict = installed_wheels_conflict()
+    if conflict is not None:
+        raise conflict
+    exceed = local_size(os.environ, hint.size) > usable_cores()
+    os.environ.update(mpi_defaults(os.environ, has_infiniband=has_infiniband(), ranks_exceed_cores=exceed))
+    from hpcps.comm.world import open_world
+
+    world = open_world(versions=versions, gpus=gpus)
+    _set_lifeline(world.rank, world.abort)
+    sys.excepthook = _on_uncaught
+    atexit.register(_at_exit)
+    check_world(hint, mpi_size=world.size, library=world.library)
+    return world
+
+
+def _settings_digest(config: RunConfig) -> str:
+    """What all ranks must have alike; where each writes its log is its own affair."""
+    fields = dataclasses.asdict(config)
+    del fields["log"]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _start_alone(config: RunConfig, *, make_rule: MakeRule, device: Callable[[int], str]) -> Job:
@@ -181,10 +195,12 @@ def _start_alone(config: RunConfig, *, make_rule: MakeRule, device: Callable[[in
 def guard() -> Iterator[None]:
     """Run a script so that an uncaught error ends all ranks, with its traceback first; also one before ``init``."""
     hint = launcher_hint(os.environ)
-    if hint is not None and hint.size > 1 and _lifeline is None:
+    if hint is not None and hint.size != 1 and _lifeline is None:
         _set_lifeline(hint.rank or 0, _end_before_joining)
     try:
         yield
+        if _lifeline is not None and _lifeline.abort is _end_before_joining:
+            _clear_lifeline()
     except SystemExit as error:
         if error.code not in (0, None) and _lifeline is not None:
             _take_down(error)
@@ -192,6 +208,17 @@ def guard() -> Iterator[None]:
     except BaseException as error:
         if _lifeline is None:
             raise
+        _take_down(error)
+
+
+def _at_exit() -> None:
+    """The script is over: a job that it left open would keep all other ranks waiting."""
+    if _lifeline is not None:
+        error = LaunchError(
+            f"cannot end rank {_lifeline.rank}: the script is over, but the job is still open; write"
+            " 'with hpcps.init() as job:' or call job.close()",
+            rank=_lifeline.rank,
+        )
         _take_down(error)
 
 
@@ -223,9 +250,8 @@ def _take_down(error: BaseException) -> None:
 
 
 def _leave(channel: Channel) -> None:
-    global _lifeline
     channel.close()
-    _lifeline = None
+    _clear_lifeline()
 
 
 def _check_emulation(config: RunConfig, roles: Roles) -> None:
@@ -252,3 +278,8 @@ def _cluster(ranks: tuple[RankFacts, ...]) -> Cluster:
 def _set_lifeline(rank: int, abort: Callable[[int], None]) -> None:
     global _lifeline
     _lifeline = _Lifeline(rank, abort)
+
+
+def _clear_lifeline() -> None:
+    global _lifeline
+    _lifeline = None

@@ -23,6 +23,12 @@ logger = logging.getLogger(__name__)
 class Stepper(Protocol):
     """What the job needs of an optimizer that works on the servers."""
 
+    def begin_batch(self) -> None:
+        """A batch is about to be given to the script."""
+
+    def end_batch(self) -> None:
+        """The script asks for the next batch."""
+
     def idle_step(self) -> None:
         """Take part in the group's step without samples."""
 
@@ -159,6 +165,8 @@ class Job:
         if not self._closed:
             self._closed = True
             self.client.end_of_data()
+            if self.client.registered:
+                self.client.wait_settled()
             self.client.leave()
             self._events.close()
             self._close()

@@ -166,6 +166,8 @@ class ServerLoop:
         due = protocol is not None and protocol.next_deadline_s is not None
         if protocol is not None and due and (protocol.next_deadline_s or 0.0) <= self._clock():
             self._carry_out(protocol.on_timer(now_s=self._clock()))
+        if self._coordination is not None:
+            self._coordination.idle()
         return bool(events)
 
     # --- control -----------------------------------------------------------------------------------
@@ -229,6 +231,7 @@ class ServerLoop:
             [state.shard for state in self._shards.values()],
             window=self._config.window,
             staleness=self._config.staleness,
+            num_workers=len(self._roles.workers),
             adaptive=any(state.rule.adaptive for state in self._shards.values()),
             overlap=0 if self._roles.embedded else self._config.overlap,
             route_epoch=route.epoch,

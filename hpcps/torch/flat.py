@@ -78,13 +78,12 @@ class FlatTensors:
         begins = dict.fromkeys(sizes, 0)
         self.value_views: list[torch.Tensor] = []
         self.grad_views: list[torch.Tensor] = []
-        self.direct: list[bool] = []
         for param, spec in zip(self.params, specs, strict=True):
             begin, end = begins[spec.dtype], begins[spec.dtype] + spec.numel
             begins[spec.dtype] = end
             self.value_views.append(_shaped(self.values, spec, begin, end, param))
             self.grad_views.append(_shaped(self._grads, spec, begin, end, param))
-            self.direct.append(self._adopt(param, self.value_views[-1]))
+            _adopt(param, self.value_views[-1])
         self.keys_of: list[list[int]] = [[] for _ in self.params]
         self.tensors_of: list[list[int]] = []
         for shard in route.shards:
@@ -106,10 +105,10 @@ class FlatTensors:
         return self._cut({name: torch.empty_like(flat) for name, flat in self.values.items()})
 
     def install(self) -> None:
-        """Copy the flat values into the parameters that have memory of their own."""
+        """Copy the flat values into the parameters that have memory of their own, or were given some since."""
         with torch.no_grad():
-            for param, view, direct in zip(self.params, self.value_views, self.direct, strict=True):
-                if not direct:
+            for param, view in zip(self.params, self.value_views, strict=True):
+                if param.data_ptr() != view.data_ptr():
                     param.copy_(view)
 
     def grad_is_view(self, index: int) -> bool:
@@ -117,18 +116,17 @@ class FlatTensors:
         param, view = self.params[index], self.grad_views[index]
         return param.dtype == view.dtype and param.device == view.device
 
-    def _adopt(self, param: torch.nn.Parameter, view: torch.Tensor) -> bool:
-        """Copy a parameter's values into the flat space; True if the parameter now lives there."""
-        with torch.no_grad():
-            view.copy_(param)
-            direct = param.dtype == view.dtype and param.device == view.device and param.is_contiguous()
-            if direct:
-                param.data = view
-        return direct
-
     def _cut(self, flats: Mapping[str, torch.Tensor]) -> list[Array]:
         arrays = {name: flat.numpy() for name, flat in flats.items()}
         return [arrays[shard.dtype][shard.begin : shard.begin + shard.numel] for shard in self._route.shards]
+
+
+def _adopt(param: torch.nn.Parameter, view: torch.Tensor) -> None:
+    """Copy a parameter's values into the flat space, and let it live there where it can."""
+    with torch.no_grad():
+        view.copy_(param)
+        if param.dtype == view.dtype and param.device == view.device and param.is_contiguous():
+            param.data = view
 
 
 def _shaped(

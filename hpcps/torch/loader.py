@@ -87,10 +87,16 @@ class DistributedLoader:
             if self._train and self._job.client.adopt(order):
                 began_s = time.monotonic()
             self._job.begin_batch(order, fetch_s=0.0 if order.count == 0 else batch[1] or time.monotonic() - began_s)
-            if order.count:
-                yield batch[0]
-            elif self._train and self._job.stepper is not None:
-                self._job.stepper.idle_step()
+            stepper = self._job.stepper if self._train else None
+            if order.count == 0:
+                if stepper is not None:
+                    stepper.idle_step()
+                continue
+            if stepper is not None:
+                stepper.begin_batch()
+            yield batch[0]
+            if stepper is not None:
+                stepper.end_batch()
         if self._train:
             # where the others drew the last samples of the epoch in a new grouping, this worker must still join it
             if self._last is not None:

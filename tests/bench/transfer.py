@@ -72,8 +72,8 @@ class Exchange:
 def _order(groups: list[list[int]]) -> Order:
     """Says nothing but the grouping."""
     return Order(
-        loader=0, epoch=0, index=0, end=False, start=0, count=0, group_count=0, share_frac=1.0, generation=1,
-        groups=groups,
+        loader=0, epoch=0, index=0, end=False, start=0, count=0, group_count=0, num_idle=0, share_frac=1.0,
+        generation=1, groups=groups,
     )  # fmt: skip
 
 

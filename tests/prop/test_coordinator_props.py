@@ -88,7 +88,8 @@ def test_every_sample_of_an_epoch_is_handed_out_once(
         """A member of its group is still at an earlier batch: the group's allreduce holds it."""
         place = (worker.epoch, worker.index)
         order = worker.orders.get((worker.epoch, worker.index - 1)) if worker.index else None
-        group = next((g for g in order.groups if worker.rank in g), []) if order else list(by_rank)
+        grouping = made.grouping.groups if order is not None and order.generation else ()
+        group = next((list(g.workers) for g in grouping if worker.rank in g.workers), list(by_rank))
         if order is None and mode != "sync" and made.grouping.generation == 1:
             group = [worker.rank]
         return any((by_rank[rank].epoch, by_rank[rank].index) < place for rank in group)

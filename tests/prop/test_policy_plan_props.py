@@ -103,6 +103,7 @@ def test_roles_cover_the_ranks_and_spare_gpus(hosts: list[tuple[bool, int, int]]
     roles = PlaceRoles(server_num, cluster.world_size - server_num).decide(cluster).roles
     assert len(roles.servers) == server_num
     assert sorted(roles.servers + roles.workers) == list(range(cluster.world_size))
-    num_cpu_ranks = sum(not cluster.host_of(rank).gpus for rank in range(cluster.world_size))
-    num_cpu_servers = sum(not cluster.host_of(rank).gpus for rank in roles.servers)
+    has_gpu = {host.name: bool(host.gpus) for host in described}
+    num_cpu_ranks = sum(not has_gpu[place.host] for place in places)
+    num_cpu_servers = sum(not has_gpu[places[rank].host] for rank in roles.servers)
     assert num_cpu_servers == min(server_num, num_cpu_ranks)

@@ -125,6 +125,7 @@ def test_every_push_is_added_once_or_refused_with_a_reason(
         shards,
         window=WindowConfig(quorum_frac=quorum, deadline=deadline, fixed_s=0.7, min_history=3),
         staleness=StalenessConfig(decay=decay, cap=cap),
+        num_workers=64,
         adaptive=False,
     )
     account = Account(keys)

@@ -299,9 +299,18 @@ def test_what_cannot_be_launched(
     assert capsys.readouterr().err.startswith(f"hpcps launch: {text}")
 
 
-def test_launch_inside_a_rank_is_refused(mpirun: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(["-n", "2", "train.py"], {"OMPI_COMM_WORLD_SIZE": "4"}) == 1
-    assert capsys.readouterr().err.startswith("hpcps launch: cannot launch inside a rank: mpirun of Open MPI started")
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "mpirun of Open MPI started this process (OMPI_COMM_WORLD_SIZE=4),"),
+        ({"PMIX_RANK": "0"}, "a PMIx launcher started this process (PMIX_RANK=0),"),
+    ],
+)
+def test_launch_inside_a_rank_is_refused(
+    mpirun: Path, capsys: pytest.CaptureFixture[str], environ: dict[str, str], text: str
+) -> None:
+    assert launch.main(["-n", "2", "train.py"], environ) == 1
+    assert capsys.readouterr().err.startswith(f"hpcps launch: cannot launch inside a rank: {text}")
 
 
 @pytest.mark.parametrize(("word", "code"), [("exit 0", 0), ("exit 5", 5), ("kill -KILL $$", 137)])

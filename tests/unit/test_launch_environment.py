@@ -12,9 +12,11 @@ from hpcps.launch.environment import (
     LauncherHint,
     check_world,
     has_infiniband,
+    in_slurm_step,
     installed_wheels_conflict,
     is_installed,
     launcher_hint,
+    local_size,
     mpi_defaults,
     mpi_family,
     tell_launcher,
@@ -65,6 +67,23 @@ HINTS = [
     ("rank unknown", {"PMI_SIZE": "4"}, hint("mpirun of MPICH", 4, None, "PMI_SIZE")),
     ("no number", {"PMI_SIZE": "four"}, None),
     ("compressed", {**STEP, "SLURM_NTASKS": "2(x3)"}, None),
+    ("prterun", {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-h-9@1"}, hint("a PMIx launcher", 0, 1, "PMIX_RANK")),
+    ("PMIx, no namespace", {"PMIX_RANK": "0"}, hint("a PMIx launcher", 0, 0, "PMIX_RANK")),
+    ("PALS", {"PALS_RANKID": "3"}, hint("mpiexec of PALS", 0, 3, "PALS_RANKID")),
+    ("PALS with PMI", {"PALS_RANKID": "3", "PMI_SIZE": "4"}, hint("mpirun of MPICH", 4, None, "PMI_SIZE")),
+    ("aprun", {"ALPS_APP_PE": "2"}, hint("aprun", 0, 2, "ALPS_APP_PE")),
+    (
+        "srun of one task, pmix",
+        {**STEP, "SLURM_NTASKS": "1", "PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.7.0"},
+        hint("srun", 1, 2, "SLURM_NTASKS"),
+    ),
+    (
+        "prterun over srun",
+        {**STEP, "SLURM_NTASKS": "1", "PMIX_RANK": "5", "PMIX_NAMESPACE": "prterun-h-9@1"},
+        hint("a PMIx launcher", 0, 5, "PMIX_RANK"),
+    ),
+    ("no number of a rank", {"PMIX_RANK": "", "PALS_RANKID": "x"}, None),
+    ("other variables", {"PMIX_NAMESPACE": "n", "PALS_APID": "1", "PMI_VERSION": "2", "PATH": "/bin"}, None),
 ]
 
 
@@ -75,7 +94,13 @@ def test_hints_of_launchers(environ: dict[str, str], expected: LauncherHint | No
 
 @pytest.mark.parametrize(
     ("found", "mpi_size"),
-    [(None, 1), (hint("srun", 1, 0, "SLURM_NTASKS"), 1), (hint("srun", 4, 0, "SLURM_NTASKS"), 4)],
+    [
+        (None, 1),
+        (hint("srun", 1, 0, "SLURM_NTASKS"), 1),
+        (hint("srun", 4, 0, "SLURM_NTASKS"), 4),
+        (hint("aprun", 0, 0, "ALPS_APP_PE"), 1),
+        (hint("aprun", 0, 2, "ALPS_APP_PE"), 4),
+    ],
 )
 def test_a_world_as_large_as_the_launcher_says_passes(found: LauncherHint | None, mpi_size: int) -> None:
     check_world(found, mpi_size=mpi_size, library="Open MPI v5.0.11")
@@ -103,6 +128,13 @@ def test_a_world_as_large_as_the_launcher_says_passes(found: LauncherHint | None
             " sees a world of 1, need 4; start with the mpirun that belongs to Open MPI, or use hpcps launch, which"
             " picks it",
         ),
+        (
+            hint("a PMIx launcher", 0, 2, "PMIX_RANK"),
+            "MPICH Version:      5.0.2",
+            "cannot start rank 2 of 3 or more: a PMIx launcher started 3 or more ranks (PMIX_RANK=2), MPI library"
+            " 'MPICH Version: 5.0.2' sees a world of 1, need 3 or more; start with the mpirun that belongs to MPICH, or"
+            " use hpcps launch, which picks it",
+        ),
     ],
 )
 def test_ranks_that_do_not_see_each_other_are_stopped(found: LauncherHint, library: str, text: str) -> None:
@@ -110,6 +142,36 @@ def test_ranks_that_do_not_see_each_other_are_stopped(found: LauncherHint, libra
         check_world(found, mpi_size=1, library=library)
     assert str(caught.value) == text
     assert caught.value.rank == (-1 if found.rank is None else found.rank)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, 9),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 3),
+        ({"MV2_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        ({"JSM_NAMESPACE_LOCAL_SIZE": "6"}, 6),
+        ({"MPI_LOCALNRANKS": "4"}, 4),
+        ({"MPI_LOCALNRANKS": "0"}, 9),
+        ({"MPI_LOCALNRANKS": "four"}, 9),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4"}, 4),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, 9),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4,2"}, 9),
+        ({**STEP, "SLURM_STEP_ID": "4294967291", "SLURM_STEP_TASKS_PER_NODE": "1"}, 9),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, 5),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "1", "PMI_SIZE": "8", "PMI_RANK": "0"}, 9),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4"}, 9),
+    ],
+)
+def test_ranks_of_this_host(environ: dict[str, str], expected: int) -> None:
+    assert local_size(environ, 9) == expected
+
+
+@pytest.mark.parametrize(
+    ("step_id", "expected"), [("0", True), ("3", True), ("4294967280", False), ("4294967291", False), ("", False)]
+)
+def test_a_step_is_what_srun_started(step_id: str, expected: bool) -> None:
+    assert in_slurm_step({"SLURM_STEP_ID": step_id}) is expected
 
 
 OB1 = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct,openib"}

@@ -66,6 +66,15 @@ def test_the_launcher_that_is_found(
 
 
 @pytest.mark.parametrize(
+    ("step", "expected"),
+    [({}, False), ({"SLURM_STEP_ID": "0"}, True), ({"SLURM_STEP_ID": "4294967290"}, False)],
+    ids=["allocation", "srun --pty", "Slurm's own shell"],
+)
+def test_srun_inside_a_step_is_told_apart(step: dict[str, str], expected: bool) -> None:
+    assert find(SRUN, {**ALLOCATION, **step}).in_step is expected
+
+
+@pytest.mark.parametrize(
     ("programs", "environ", "wheels", "text"),
     [
         ({}, {}, (), "cannot find a launcher: no mpirun or mpiexec beside Python or in PATH, need one; pip install"),
@@ -102,9 +111,12 @@ O5 = Launcher(kind="openmpi5", path="mpirun", version="5.0.11")
 O4 = Launcher(kind="openmpi4", path="mpirun", version="4.1.4")
 M5 = Launcher(kind="mpich", path="mpiexec", version="5.0.2")
 PMIX = Launcher(kind="srun", path="srun", version="", mpi_type="pmix")
+IN_STEP = Launcher(kind="srun", path="srun", version="", mpi_type="pmix", in_step=True)
 PMI2 = Launcher(kind="srun", path="srun", version="", mpi_type="pmi2")
 BY_USER = Launcher(kind="srun", path="srun", version="")
 HOSTS = (HostSlots(name="s1", slots=1), HostSlots(name="w1", slots=2))
+
+SRUN4 = "srun --mpi=pmix --ntasks=4 --kill-on-bad-exit=1"
 
 COMMANDS = [
     # launcher, ranks, root, cores, hosts, cpus a task, command line before the program
@@ -119,6 +131,7 @@ COMMANDS = [
     (M5, 3, True, 2, HOSTS, 0, "mpiexec -hosts s1:1,w1:2 -n 3"),
     (PMIX, 8, True, 2, (), 0, "srun --mpi=pmix --ntasks=8 --kill-on-bad-exit=1 --cpu-bind=none"),
     (PMI2, 4, False, 2, (), 6, "srun --mpi=pmi2 --ntasks=4 --kill-on-bad-exit=1 --cpu-bind=none --cpus-per-task=6"),
+    (IN_STEP, 4, False, 2, (), 6, f"{SRUN4} --cpu-bind=none --overlap --cpus-per-task=6"),
     (BY_USER, 2, False, 2, (), 0, "srun --ntasks=2 --kill-on-bad-exit=1 --cpu-bind=none"),
     (
         PMIX,

@@ -50,6 +50,7 @@ MESSAGES: list[ControlMessage] = [
         start=3,
         count=4,
         group_count=5,
+        num_idle=0,
         share_frac=0.5,
         generation=1,
         groups=[[1, 2], [3]],

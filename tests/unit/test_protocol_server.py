@@ -24,7 +24,7 @@ def server(
 ) -> ServerProtocol:
     """A server whose shards have their first values."""
     shards = [Shard(key=key, server=0, dtype="float32", begin=4 * key, numel=4, pieces=()) for key in range(keys)]
-    protocol = ServerProtocol(shards, window=window, staleness=staleness, adaptive=adaptive)
+    protocol = ServerProtocol(shards, window=window, staleness=staleness, num_workers=8, adaptive=adaptive)
     for key in range(keys):
         assert not protocol.loaded
         assert protocol.version(key) == -1
@@ -339,7 +339,7 @@ def test_pushes_of_another_route_are_refused(header: PushHeader, reason: str) ->
 
 def test_a_gradient_before_the_first_values_is_refused() -> None:
     shard = Shard(key=0, server=0, dtype="float32", begin=0, numel=4, pieces=())
-    protocol = ServerProtocol([shard], window=WINDOW, staleness=NO_DECAY, adaptive=False)
+    protocol = ServerProtocol([shard], window=WINDOW, staleness=NO_DECAY, num_workers=8, adaptive=False)
     assert short(protocol.on_push(push("a", 0, 1), "a", now_s=0.0)) == [("no", "a", "no first values yet")]
 
 
@@ -363,7 +363,7 @@ def test_the_mad_deadline_learns_from_late_groups() -> None:
 
 
 def test_a_server_without_shards_is_idle() -> None:
-    protocol = ServerProtocol([], window=WINDOW, staleness=NO_DECAY, adaptive=False)
+    protocol = ServerProtocol([], window=WINDOW, staleness=NO_DECAY, num_workers=8, adaptive=False)
     assert protocol.loaded
     assert protocol.next_deadline_s is None
     assert protocol.on_timer(now_s=1.0) == []
