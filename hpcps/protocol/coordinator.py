@@ -284,7 +284,10 @@ class Coordinator:
         return loader.shares or warmup_shares(loader.global_batch, num_workers, index, max_share=cap)
 
     def _draw(self, loader: _Loader, stream: _Stream, members: tuple[int, ...], *, epoch: int) -> None:
-        """Take the group's next batch off the epoch's cursor; the tail is shared out like a full batch."""
+        """Take the group's next batch off the epoch's cursor; the tail is shared out like a full batch.
+
+        Where the script asks for a least share, a tail too small for it joins the batch before.
+        """
         shares = dict(zip(self._workers, self._current_shares(loader, stream.base + len(stream.batches)), strict=True))
         wanted = [shares[rank] for rank in members]
         cursor = loader.cursors.get(epoch, 0)
@@ -295,7 +298,9 @@ class Coordinator:
         total = sum(wanted)
         if total == 0:
             wanted, total = list(equal_shares(len(members), len(members))), len(members)
-        counts = wanted if total <= left else _shrink(wanted, left)
+        least = self._config.partition.min_share
+        too_few_after = least > 1 and 0 < left - total < least * len(members)
+        counts = wanted if total <= left and not too_few_after else _share_tail(wanted, left, least=least)
         starts, position = [], cursor
         for count in counts:
             starts.append(position)
@@ -311,8 +316,17 @@ class Coordinator:
         )
 
 
+def _share_tail(wanted: Sequence[int], total: int, *, least: int) -> list[int]:
+    """Another number of samples in the same proportion, with the least share for all where there is enough."""
+    floor = least if total >= least * len(wanted) else 0
+    spare = [max(0, count - floor) for count in wanted]
+    if sum(spare) == 0:
+        spare = [1] * len(wanted)
+    return [floor + extra for extra in _shrink(spare, total - floor * len(wanted))]
+
+
 def _shrink(wanted: Sequence[int], total: int) -> list[int]:
-    """Fewer samples in the same proportion: whole numbers by largest remainder, ties to the first."""
+    """So many samples in the same proportion: whole numbers by largest remainder, ties to the first."""
     whole = sum(wanted)
     exact = [n * total / whole for n in wanted]
     counts = [int(x) for x in exact]

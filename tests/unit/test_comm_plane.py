@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from hpcps.comm.actor import Operation
-from hpcps.comm.channel import Bytes, Counters, Ticket
+from hpcps.comm.channel import Bytes, Counters, Slot, Ticket
 from hpcps.comm.layout import Layout, ShardRoom
 from hpcps.comm.plane import Plane
 
@@ -19,7 +19,7 @@ class Channel(SimpleNamespace):
     """The part of a channel that pushes use."""
 
     def __init__(self) -> None:
-        super().__init__(counters=Counters())
+        super().__init__(counters=Counters(), rank=9)
 
     def finish(self, ticket: Ticket) -> None:
         ticket.done = True
@@ -30,7 +30,7 @@ class RecordingPlane(Plane):
 
     def __init__(self, *, num_servers: int, num_slots: int) -> None:
         super().__init__(Channel())  # type: ignore[arg-type]
-        self.sent: list[tuple[int, int, bytes]] = []
+        self.sent: list[tuple[int, int, int, bytes]] = []
         self.credits: dict[tuple[int, int], int] = {}
         self.held: set[tuple[int, int]] = set()
         self.num_asked = 0
@@ -56,9 +56,9 @@ class RecordingPlane(Plane):
         self.num_asked += 1
         return self.credits.get((server, slot), 0)
 
-    def send(self, server: int, seq: int, head: bytes, payload: Bytes) -> Callable[[], bool]:
-        self.sent.append((server, seq, head))
-        return lambda: (server, seq) not in self.held
+    def send(self, server: int, slot: Slot, head: bytes, payload: Bytes) -> Callable[[], bool]:
+        self.sent.append((server, slot.index, slot.seq, head))
+        return lambda: (server, slot.seq) not in self.held
 
 
 def turns(active: list[Operation]) -> list[Operation]:
@@ -81,21 +81,20 @@ def test_frames_go_in_order_as_credits_come() -> None:
     active = [plane.push(s, h, NOTHING, t) for s, h, t in zip(servers, heads, tickets, strict=True)]
 
     active = turns(active)
-    assert plane.sent == [(0, 1, b"a"), (0, 2, b"b"), (1, 1, b"d")]
+    assert plane.sent == [(0, 0, 1, b"a"), (0, 1, 2, b"b"), (1, 0, 1, b"d")]
     assert [ticket.done for ticket in tickets] == [True, True, False, True, False, False]
     assert plane._channel.counters.credit_waits == 3
 
-    plane.credits[0, 1] = 2  # the second slot is free, the first is not: the third frame wants the first
     active = turns(active)
     assert len(plane.sent) == 3
 
-    plane.credits[0, 0] = 1
+    plane.credits[0, 1] = 2  # the second slot comes back before the first
     active = turns(active)
-    assert plane.sent[3:] == [(0, 3, b"c"), (0, 4, b"e")]
+    assert plane.sent[3:] == [(0, 1, 3, b"c")]
 
-    plane.credits[0, 0] = 3
+    plane.credits.update({(0, 0): 1, (0, 1): 3})
     assert turns(active) == []
-    assert plane.sent[5:] == [(0, 5, b"f")]
+    assert plane.sent[4:] == [(0, 0, 4, b"e"), (0, 1, 5, b"f")]
     assert all(ticket.done for ticket in tickets)
     assert plane._channel.counters.credit_waits == 3
 
@@ -110,8 +109,8 @@ def test_one_operation_moves_all_that_wait() -> None:
         plane.credits[0, (seq - 1) % 2] = seq
         active = turns(active)
     assert active == []
-    assert plane.num_asked <= 2 * 2998
-    assert [head for _, _, head in plane.sent] == [b"%d" % number for number in range(3000)]
+    assert plane.num_asked <= 4 * 2998
+    assert [head for *_, head in plane.sent] == [b"%d" % number for number in range(3000)]
     assert plane._channel.counters.credit_waits == 2998
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from hpcps.config import CapacityConfig, RunConfig
+from hpcps.config import CapacityConfig, PartitionConfig, RunConfig
 from hpcps.errors import DataError
 from hpcps.protocol.control import BarrierEnter, BarrierLeave, LoaderOpen, Order, OrderRequest
 from hpcps.protocol.coordinator import Coordinator
@@ -104,6 +104,18 @@ def test_an_order_says_what_the_group_has() -> None:
     assert (full.count, full.group_count, full.share_frac) == (4, 8, 1.0)
     assert (tail.count, tail.group_count, tail.share_frac) == (2, 4, 1.0), "a tail is a full share of what is left"
     assert (full.generation, full.groups) == (0, []), "all know that they begin as one group"
+
+
+def test_a_tail_too_small_for_the_least_share_joins_the_batch_before() -> None:
+    """Seventeen samples in batches of eight for two workers of at least two: a last batch of one would be no use."""
+    for least, expected in ((1, [(4, 4), (4, 4), (1, 0)]), (2, [(4, 4), (5, 4)])):
+        config = RunConfig(partition=PartitionConfig(min_share=least))
+        made = Coordinator(config, (1, 2), report=lambda name, fields: None)
+        for rank in (1, 2):
+            made.on_loader(LoaderOpen(rank=rank, loader=0, num_samples=17, global_batch=8, trains=True))
+        orders = [[ask(made, rank, index) for rank in (1, 2)] for index in range(len(expected))]
+        assert [tuple(order.count for order in pair) for pair in orders] == expected
+        assert ask(made, 1, len(expected)).end
 
 
 def test_requests_in_advance_get_the_same_batches() -> None:
