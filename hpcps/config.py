@@ -71,7 +71,9 @@ class CapacityConfig:
 class PartitionConfig:
     """Bounds on a worker's share of a batch."""
 
-    min_share: int = _field(1, "samples that every worker gets at least, 0 or more; from 2 on a smaller tail joins the batch before")
+    min_share: int = _field(
+        1, "samples that every worker gets at least; from 2 on, a tail too small for it joins the batch before"
+    )
     max_share: int = _field(0, "samples that a worker gets at most; 0: no cap")
 
     def __post_init__(self) -> None:

@@ -65,7 +65,7 @@ class Layout:
         return (self.workers.index(worker) * self.num_slots + slot) * LINE_BYTES
 
     def slot_offset(self, server: int, worker: int, slot: int) -> int:
-        """A worker's slot, in the server's window."""
+        """A worker's slot, in the server's window; all slots follow each other, by worker, then by slot."""
         ring = self.workers.index(worker) * self.num_slots + slot
         return self._num_flags * LINE_BYTES + ring * self.slot_bytes(server)
 

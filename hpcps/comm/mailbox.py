@@ -15,12 +15,16 @@ from mpi4py import MPI
 from hpcps.comm.actor import Operation
 from hpcps.comm.channel import Bytes
 from hpcps.comm.tags import Tag
+from hpcps.errors import ProtocolError
+from hpcps.units import GiB
 
 __all__ = ["Mailbox"]
 
 _PART_BYTES = 32 * 1024
 """Above the eager limit of all transports seen, small enough for one a sender."""
 _LENGTH = struct.Struct("<q")
+_LONGEST_BYTES = GiB
+"""A length above this was never sent: control messages are small."""
 
 
 class Mailbox:
@@ -78,7 +82,14 @@ class Mailbox:
     def _add(self, source: int, part: Bytes, complete: list[tuple[int, bytes]]) -> None:
         data = part.tobytes()
         if source not in self._parts:
-            self._lengths[source] = _LENGTH.unpack_from(data)[0]
+            length = int(_LENGTH.unpack_from(data)[0])
+            if not 0 <= length <= _LONGEST_BYTES:
+                raise ProtocolError(
+                    f"cannot take a control message from rank {source}: got a length of {length} bytes, need 0 to"
+                    f" {_LONGEST_BYTES}; run the same hpcps on every rank",
+                    op="control",
+                )
+            self._lengths[source] = length
             self._parts[source] = bytearray()
             data = data[_LENGTH.size :]
         self._parts[source] += data

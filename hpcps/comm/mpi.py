@@ -5,6 +5,7 @@ The main thread's calls turn into operations of the communication thread, which 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hpcps.comm.actor import Actor, Operation
+from hpcps.comm.agree import first_problem
 from hpcps.comm.channel import Array, Channel, Control, Notice, Slot, Ticket
 from hpcps.comm.layout import Layout
 from hpcps.comm.mailbox import Mailbox
@@ -24,6 +26,8 @@ from hpcps.comm.world import World
 from hpcps.errors import ChannelError
 
 __all__ = ["MpiChannel"]
+
+logger = logging.getLogger(__name__)
 
 Counts: TypeAlias = npt.NDArray[np.int64]
 
@@ -40,6 +44,7 @@ class MpiChannel(Channel):
         world: the opened world.
         workers: world ranks of the workers.
         plane: makes the data plane, given this channel.
+        fallback: makes the one to take where some rank has no room for the first; none to give up.
         deadline_s: longest wait.
         longest_sleep_s: of the communication thread.
     """
@@ -50,6 +55,7 @@ class MpiChannel(Channel):
         workers: Sequence[int],
         *,
         plane: Callable[[MpiChannel], Plane],
+        fallback: Callable[[MpiChannel], Plane] | None = None,
         deadline_s: float,
         longest_sleep_s: float,
     ) -> None:
@@ -60,12 +66,14 @@ class MpiChannel(Channel):
         works = world.rank in self._workers
         color = 0 if works else MPI.UNDEFINED
         self._worker_comm = world.control.Split(color, world.rank)
+        self._group_size = len(self._workers)
         self._group_comm = MPI.COMM_NULL if color == MPI.UNDEFINED else self._worker_comm.Dup()
         self._never = np.zeros(1, np.uint8)
         self._progress = MPI.COMM_SELF.Irecv([self._never, MPI.BYTE], source=0, tag=Tag.PROGRESS)
         peers = [rank for rank in range(world.size) if (rank in self._workers) != works]
         self._mailbox = Mailbox(world.control, peers=peers)
         self._plane = plane(self)
+        self._fallback = fallback
         self._actor = Actor(
             f"hpcps-comm-{world.rank}", self._look, longest_sleep_s=longest_sleep_s, on_error=self._fail
         )
@@ -76,6 +84,17 @@ class MpiChannel(Channel):
             raise ChannelError(
                 f"cannot open the data plane: {layout.num_slots} slots, at most {MAX_SLOTS}; lower comm.num_slots"
             )
+        problem = self._find_problem(layout)
+        if problem:
+            if self._fallback is None:
+                raise ChannelError(
+                    f"cannot open the data plane: {problem}; give the container more shared memory, lower"
+                    " comm.num_slots or comm.publish_buffers, or set comm.mode to auto or p2p",
+                    rank=self.rank,
+                )
+            logger.warning("the data plane is p2p: %s", problem)
+            self._plane = self._fallback(self)
+            self.mode = f"p2p ({problem})"
         self._run(lambda ticket: self._plane.open(layout, ticket), "all ranks to open the data plane")
 
     def close(self) -> None:
@@ -118,6 +137,7 @@ class MpiChannel(Channel):
         def operation(ticket: Ticket) -> Operation:
             old = self._group_comm
             self._group_comm = self._worker_comm.Split(color, self.rank)
+            self._group_size = len(groups[color])
             old.Free()
             self._finish(ticket)
             yield True
@@ -127,8 +147,8 @@ class MpiChannel(Channel):
     def allreduce(self, buffer: Array, *, everyone: bool = False) -> Ticket:
         ticket = Ticket()
         self.counters.reduced_bytes += buffer.nbytes
-        comm = self._worker_comm if everyone else self._group_comm
-        if comm.size == 1 or buffer.size == 0:
+        comm, size = (self._worker_comm, len(self._workers)) if everyone else (self._group_comm, self._group_size)
+        if size == 1 or buffer.size == 0:
             ticket.done = True
             return ticket
         datatype = {4: MPI.FLOAT, 8: MPI.DOUBLE}[buffer.itemsize]
@@ -213,6 +233,17 @@ class MpiChannel(Channel):
         ticket = Ticket()
         self._actor.submit(operation(ticket))
         self.wait(lambda: ticket.done, what, deadline_s=deadline_s)
+
+    def _find_problem(self, layout: Layout) -> str:
+        """Why the plane cannot be opened, the same on all ranks; empty if it can."""
+        found: list[str] = []
+
+        def operation(ticket: Ticket) -> Operation:
+            found.append((yield from first_problem(self.world.control, self._plane.problem(layout))))
+            self._finish(ticket)
+
+        self._run(operation, "all ranks to see whether the data plane fits")
+        return found[0]
 
     def _shut(self, ticket: Ticket) -> Operation:
         yield from self.barrier()

@@ -23,6 +23,7 @@ from hpcps.comm.layout import Layout
 from hpcps.comm.mpi import MpiChannel
 from hpcps.comm.plane import Plane, Posting, Publication
 from hpcps.comm.tags import Tag
+from hpcps.errors import ProtocolError
 
 __all__ = ["P2pPlane"]
 
@@ -43,8 +44,7 @@ class P2pPlane(Plane):
     """
 
     def __init__(self, channel: MpiChannel) -> None:
-        super().__init__()
-        self._channel = channel
+        super().__init__(channel)
         self._comm = channel.world.data
         self._opened = False
         self._standing: list[_Standing | _Ring] = []
@@ -58,9 +58,11 @@ class P2pPlane(Plane):
     def open(self, layout: Layout, ticket: Ticket) -> Operation:
         self._layout = layout
         rank = self._channel.rank
-        self._pushed = [0] * len(layout.servers)
+        self._open_lines(layout)
         if rank in layout.servers:
             self._server = layout.servers.index(rank)
+            self._head_bytes = layout.head_bytes(self._server)
+            self._body_bytes = layout.slot_bytes(self._server) - self._head_bytes
             self._slots = {
                 (worker, slot): self._stand_slot(worker, slot)
                 for worker in layout.workers
@@ -107,25 +109,18 @@ class P2pPlane(Plane):
             busy |= standing.look()
         return busy
 
-    def push(self, server: int, head: bytes, payload: Bytes, ticket: Ticket) -> Operation:
+    def acked(self, server: int, slot: int) -> int:
+        return self._acked.get((server, slot), 0)
+
+    def send(self, server: int, slot: Slot, head: bytes, payload: Bytes) -> Callable[[], bool]:
         rank = self._layout.servers[server]
-        self._pushed[server] += 1
-        seq = self._pushed[server]
-        slot = (seq - 1) % self._layout.num_slots
-        waited = False
-        while seq > self._layout.num_slots and self._acked.get((server, slot), 0) < seq - self._layout.num_slots:
-            waited = True
-            yield False
-        self._channel.counters.credit_waits += waited
-        message = np.concatenate([np.array([seq], np.int64).view(np.uint8), np.frombuffer(head, np.uint8)])
+        message = np.concatenate([np.array([slot.seq], np.int64).view(np.uint8), np.frombuffer(head, np.uint8)])
         requests = [
-            self._comm.Isend([message, MPI.BYTE], dest=rank, tag=Tag.FRAME_HEAD + slot),
-            self._comm.Isend([payload, MPI.BYTE], dest=rank, tag=Tag.FRAME_BODY + slot),
+            self._comm.Isend([message, MPI.BYTE], dest=rank, tag=Tag.FRAME_HEAD + slot.index),
+            self._comm.Isend([payload, MPI.BYTE], dest=rank, tag=Tag.FRAME_BODY + slot.index),
         ]
         self._sent[rank] += 1
-        while not MPI.Request.Testall(requests):
-            yield False
-        self._channel.finish(ticket)
+        return lambda: bool(MPI.Request.Testall(requests))
 
     def pull(self, key: int, version: int, out: Bytes, ticket: Ticket) -> Operation:
         rank = self._layout.servers[self._layout.shards[key].server]
@@ -141,9 +136,8 @@ class P2pPlane(Plane):
 
     def _stand_slot(self, worker: int, slot: int) -> _Standing:
         """Receives of one slot: head and body; posted again when the slot is released."""
-        head = np.empty(8 + self._layout.head_bytes(self._server), np.uint8)
-        room = self._layout.slot_bytes(self._server) - self._layout.head_bytes(self._server)
-        body = np.empty(room, np.uint8)
+        head = np.empty(8 + self._head_bytes, np.uint8)
+        body = np.empty(self._body_bytes, np.uint8)
 
         def post() -> list[MPI.Request]:
             return [
@@ -182,6 +176,14 @@ class P2pPlane(Plane):
 
         def done(_: list[MPI.Status]) -> bool:
             key = int(wanted[0])
+            if key not in self._published:
+                raise ProtocolError(
+                    f"cannot answer a pull from rank {worker}: got key {key}, need one of the"
+                    f" {len(self._published)} published here; run the same plan on every rank",
+                    rank=self._channel.rank,
+                    key=key,
+                    op="pull",
+                )
             version, values = self._published[key]
             self._send_words(worker, [key, version], Tag.PULLED_HEAD)
             request = self._comm.Isend([values, MPI.BYTE], dest=worker, tag=Tag.PULLED_BODY)

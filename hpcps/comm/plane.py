@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import abc
 from collections import deque
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 from hpcps.comm.actor import Operation
 from hpcps.comm.channel import Bytes, Notice, Slot, Ticket
 from hpcps.comm.layout import Layout
+
+if TYPE_CHECKING:
+    from hpcps.comm.mpi import MpiChannel
 
 __all__ = ["Outgoing", "Plane", "Posting", "Publication"]
 
@@ -38,11 +42,46 @@ Outgoing: TypeAlias = Slot | Publication | Posting
 """A slot stands for its ack."""
 
 
-class Plane(abc.ABC):
-    """Frames up, parameters down."""
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A frame that is to be pushed."""
 
-    def __init__(self) -> None:
+    head: bytes
+    payload: Bytes
+    ticket: Ticket
+
+
+@dataclass(slots=True)
+class _Line:
+    """Pushes to one server, in order; one operation moves all of them."""
+
+    in_slots: list[int]
+    """The last push put into each slot, 0 before the first."""
+    waiting: deque[_Frame] = field(default_factory=deque)
+    sending: list[tuple[Callable[[], bool], Ticket]] = field(default_factory=list)
+    """At most one a slot: what tells that the payload is free again."""
+    num_sent: int = 0
+    num_counted: int = 0
+    """Frames at the head of the line that are counted as having waited."""
+    moving: bool = False
+    """An operation moves this line."""
+
+
+class Plane(abc.ABC):
+    """Frames up, parameters down.
+
+    Args:
+        channel: the channel that this plane serves.
+    """
+
+    def __init__(self, channel: MpiChannel) -> None:
         self.outbox: deque[Outgoing] = deque()
+        self._channel = channel
+        self._lines: dict[int, _Line] = {}
+
+    def problem(self, layout: Layout) -> str:
+        """Why this plane cannot be opened at this rank; empty if it can."""
+        return ""
 
     @abc.abstractmethod
     def open(self, layout: Layout, ticket: Ticket) -> Operation:
@@ -57,8 +96,25 @@ class Plane(abc.ABC):
         """Take in and give out; True if there was anything."""
 
     @abc.abstractmethod
+    def acked(self, server: int, slot: int) -> int:
+        """The last push into a slot that the server gave back; 0 before the first."""
+
+    @abc.abstractmethod
+    def send(self, server: int, slot: Slot, head: bytes, payload: Bytes) -> Callable[[], bool]:
+        """Start a push into a free slot. Returns what tells that the payload is free again."""
+
     def push(self, server: int, head: bytes, payload: Bytes, ticket: Ticket) -> Operation:
-        """Put a frame into the next slot on a server."""
+        """Put a frame into a slot on a server that is free, after the frames that wait for one there."""
+        line = self._lines[server]
+        line.waiting.append(_Frame(head, payload, ticket))
+        progressed = self._move(server, line)
+        if line.moving:
+            return
+        line.moving = True
+        while line.waiting or line.sending:
+            yield progressed
+            progressed = self._move(server, line)
+        line.moving = False
 
     @abc.abstractmethod
     def pull(self, key: int, version: int, out: Bytes, ticket: Ticket) -> Operation:
@@ -75,3 +131,36 @@ class Plane(abc.ABC):
     def notify(self, worker: int, notice: Notice) -> None:
         """Queue a notice."""
         self.outbox.append(Posting(worker, notice))
+
+    def _open_lines(self, layout: Layout) -> None:
+        self._lines = {server: _Line([0] * layout.num_slots) for server in range(len(layout.servers))}
+
+    def _move(self, server: int, line: _Line) -> bool:
+        """Send as many frames as there are credits; True if anything moved."""
+        progressed = False
+        while line.waiting and (index := self._free_slot(server, line)) >= 0:
+            frame = line.waiting.popleft()
+            line.num_counted = max(0, line.num_counted - 1)
+            line.num_sent += 1
+            line.in_slots[index] = line.num_sent
+            slot = Slot(self._channel.rank, index, line.num_sent)
+            line.sending.append((self.send(server, slot, frame.head, frame.payload), frame.ticket))
+            progressed = True
+        self._channel.counters.credit_waits += len(line.waiting) - line.num_counted
+        line.num_counted = len(line.waiting)
+        remaining = []
+        for is_free, ticket in line.sending:
+            if is_free():
+                self._channel.finish(ticket)
+                progressed = True
+            else:
+                remaining.append((is_free, ticket))
+        line.sending = remaining
+        return progressed
+
+    def _free_slot(self, server: int, line: _Line) -> int:
+        """A slot whose last push the server gave back; -1 for none. Any will do: slots come back in any order."""
+        for slot, seq in enumerate(line.in_slots):
+            if self.acked(server, slot) >= seq:
+                return slot
+        return -1

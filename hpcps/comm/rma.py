@@ -11,6 +11,8 @@ that is read half-written fails its check word and is read again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
@@ -21,7 +23,7 @@ from hpcps.comm.layout import LINE_BYTES, Layout
 from hpcps.comm.mpi import MpiChannel
 from hpcps.comm.plane import Plane, Posting, Publication
 from hpcps.comm.world import shared_memory_problem
-from hpcps.errors import ChannelError, ProtocolError
+from hpcps.errors import ProtocolError
 
 __all__ = ["RmaPlane"]
 
@@ -38,9 +40,11 @@ class RmaPlane(Plane):
     """
 
     def __init__(self, channel: MpiChannel) -> None:
-        super().__init__()
-        self._channel = channel
+        super().__init__(channel)
         self._opened = False
+
+    def problem(self, layout: Layout) -> str:
+        return shared_memory_problem(self._channel.world, layout.window_bytes)
 
     def open(self, layout: Layout, ticket: Ticket) -> Operation:
         self._layout = layout
@@ -48,13 +52,6 @@ class RmaPlane(Plane):
         self._serves = rank in layout.servers
         self._server = layout.servers.index(rank) if self._serves else -1
         size = layout.window_bytes(rank)
-        problem = shared_memory_problem(self._channel.world, layout.window_bytes)
-        if problem:
-            raise ChannelError(
-                f"cannot open the data plane at rank {rank}: {problem}; give the container more shared memory, lower"
-                " comm.num_slots or comm.publish_buffers, or set comm.mode to p2p",
-                rank=rank,
-            )
         self._window = MPI.Win.Allocate(size, 1, comm=self._channel.world.data)
         self._memory: Bytes = np.asarray(self._window.tomemory()).view(np.uint8)[:size]
         self._memory[:] = 0
@@ -80,28 +77,22 @@ class RmaPlane(Plane):
         sent = self._empty_outbox()
         return sent | (self._look_for_frames() if self._serves else self._look_for_notices())
 
-    def push(self, server: int, head: bytes, payload: Bytes, ticket: Ticket) -> Operation:
-        layout, window = self._layout, self._window
-        rank = layout.servers[server]
-        self._pushed[server] += 1
-        seq = self._pushed[server]
-        slot = (seq - 1) % layout.num_slots
-        ack = self._acks[server * layout.num_slots + slot]
-        waited = False
-        while seq > layout.num_slots and not (ack[0] >= seq - layout.num_slots and ack[1] == ~ack[0]):
-            waited = True
-            yield False
-        self._channel.counters.credit_waits += waited
-        at = self._slot_at[server][slot]
+    def acked(self, server: int, slot: int) -> int:
+        seq, inverse = self._acks[server * self._layout.num_slots + slot, :2].tolist()
+        return int(seq) if inverse == ~seq else 0
+
+    def send(self, server: int, slot: Slot, head: bytes, payload: Bytes) -> Callable[[], bool]:
+        window = self._window
+        rank = self._layout.servers[server]
+        at = self._slot_at[server][slot.index]
         window.Put([np.frombuffer(head, np.uint8), MPI.BYTE], rank, (at, len(head), MPI.BYTE))
         if payload.size:
             window.Put([payload, MPI.BYTE], rank, (at + self._head_bytes[server], payload.size, MPI.BYTE))
         window.Flush(rank)
-        flag = np.array([seq, ~seq, len(head), payload.size], np.int64)
-        window.Put([flag, MPI.INT64_T], rank, (self._flag_at[slot], 4, MPI.INT64_T))
+        flag = np.array([slot.seq, ~slot.seq, len(head), payload.size], np.int64)
+        window.Put([flag, MPI.INT64_T], rank, (self._flag_at[slot.index], 4, MPI.INT64_T))
         window.Flush(rank)
-        self._channel.finish(ticket)
-        yield True
+        return _is_free
 
     def pull(self, key: int, version: int, out: Bytes, ticket: Ticket) -> Operation:
         layout, window = self._layout, self._window
@@ -134,24 +125,26 @@ class RmaPlane(Plane):
         self._taken = np.zeros(num_flags, np.int64)
         self._seen = np.zeros((num_notices, 3), np.int64)
         self._news = np.zeros(max(num_flags, num_notices), np.bool_)
-        self._pushed = [0] * len(layout.servers)
+        self._open_lines(layout)
         self._begin_at = layout.begin_offsets()
         self._head_bytes = [layout.head_bytes(server) for server in range(len(layout.servers))]
         me = self._channel.rank
         slots = range(layout.num_slots)
         if self._serves:
-            self._room = layout.slot_bytes(self._server) - self._head_bytes[self._server]
+            slot_bytes = layout.slot_bytes(self._server)
+            first = layout.slot_offset(self._server, layout.workers[0], 0)
+            self._room = slot_bytes - self._head_bytes[self._server]
             self._frames = [
-                (worker, slot, layout.slot_offset(self._server, worker, slot))
-                for worker in layout.workers
+                (worker, slot, first + (place * layout.num_slots + slot) * slot_bytes)
+                for place, worker in enumerate(layout.workers)
                 for slot in slots
             ]
-        self._flag_at = [] if self._serves else [layout.flag_offset(me, slot) for slot in slots]
-        self._slot_at = (
-            []
-            if self._serves
-            else [[layout.slot_offset(server, me, slot) for slot in slots] for server in range(len(layout.servers))]
-        )
+            return
+        self._flag_at = [layout.flag_offset(me, slot) for slot in slots]
+        self._slot_at = []
+        for server in range(len(layout.servers)):
+            first, slot_bytes = layout.slot_offset(server, me, 0), layout.slot_bytes(server)
+            self._slot_at.append([first + slot * slot_bytes for slot in slots])
 
     def _look_for_frames(self) -> bool:
         """Flags that changed since the last look, in the order in which each worker pushed."""
@@ -243,3 +236,8 @@ class RmaPlane(Plane):
 
 def _table(words: npt.NDArray[np.int64], rows: int) -> npt.NDArray[np.int64]:
     return words[: rows * _WORDS].reshape(rows, _WORDS)
+
+
+def _is_free() -> bool:
+    """A push that was flushed has left its payload."""
+    return True

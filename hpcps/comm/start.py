@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
 
+from hpcps.comm.agree import wait_for_problem
 from hpcps.comm.mpi import MpiChannel
 from hpcps.comm.p2p import P2pPlane
 from hpcps.comm.rma import RmaPlane
@@ -56,6 +57,7 @@ def open_channel(world: World, workers: Sequence[int], settings: CommSettings) -
         world,
         workers,
         plane=plane,
+        fallback=P2pPlane if settings.mode == "auto" and mode == "rma" else None,
         deadline_s=settings.deadline_s,
         longest_sleep_s=settings.poll_max_s,
     )
@@ -68,51 +70,57 @@ def self_test(world: World) -> str:
 
     Collective: all ranks. Returns: why not, the same on all ranks; empty where all is well.
     """
-    problem = shared_memory_problem(world, lambda _: (world.size + 1) * _TEST_WORDS * 8)
-    if not _all_agree(world, not problem):
-        return problem or "another rank has too little shared memory"
+    window_bytes = (world.size + 1) * _TEST_WORDS * 8
+    why = wait_for_problem(world.control, shared_memory_problem(world, lambda _: window_bytes))
+    if why:
+        return why
+    problem = ""
     try:
-        window = MPI.Win.Allocate((world.size + 1) * _TEST_WORDS * 8, 1, comm=world.data)
+        window = MPI.Win.Allocate(window_bytes, 1, comm=world.data)
     except MPI.Exception as error:
         problem = f"no window: {error.Get_error_string()}"
-    if not _all_agree(world, not problem):
-        return problem or "another rank got no window"
-    try:
-        problem = _exchange(world, window)
-    except MPI.Exception as error:
-        problem = f"window operations fail: {error.Get_error_string()}"
-    fine = _all_agree(world, not problem)
+    why = wait_for_problem(world.control, problem)
+    if why:
+        return why
+    why = wait_for_problem(world.control, _exchange(world, window))
     window.Free()
-    return "" if fine else problem or "another rank read wrong values"
+    return why
 
 
 def _exchange(world: World, window: MPI.Win) -> str:
-    """Put to everyone, read an atomic word of everyone, look at what came."""
+    """Put to everyone, read an atomic word of everyone, look at what came; goes to the end whatever fails."""
     words = np.asarray(window.tomemory()).view(np.int64).reshape(world.size + 1, _TEST_WORDS)
     words[:] = 0
     words[world.size] = world.rank + 1
-    world.control.Barrier()
-    window.Lock_all(MPI.MODE_NOCHECK)
     mine = np.full(_TEST_WORDS, world.rank + 1, np.int64)
     got, nothing = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    wrong = 0
-    for rank in range(world.size):
-        offset = world.rank * mine.nbytes
-        window.Put([mine, MPI.INT64_T], rank, (offset, mine.size, MPI.INT64_T))
+
+    def talk_to(rank: int) -> str:
+        window.Put([mine, MPI.INT64_T], rank, (world.rank * mine.nbytes, mine.size, MPI.INT64_T))
         window.Flush(rank)
         window.Fetch_and_op([nothing, MPI.INT64_T], [got, MPI.INT64_T], rank, world.size * mine.nbytes, MPI.NO_OP)
         window.Flush(rank)
-        wrong += int(got[0]) != rank + 1
+        return "" if got[0] == rank + 1 else f"read {got[0]} at rank {rank}, need {rank + 1}"
+
+    def look() -> str:
+        window.Sync()
+        expected = np.arange(1, world.size + 1)[:, None]
+        wrong = int((words[: world.size] != expected).sum())
+        return f"found {wrong} wrong words in its window" if wrong else ""
+
     world.control.Barrier()
-    window.Sync()
-    expected = np.repeat(np.arange(1, world.size + 1)[:, None], _TEST_WORDS, axis=1)
-    wrong += int((words[: world.size] != expected).any())
+    problems = [_attempt(lambda: window.Lock_all(MPI.MODE_NOCHECK))]
+    problems += [_attempt(lambda rank=rank: talk_to(rank)) for rank in range(world.size)]  # type: ignore[misc]
     world.control.Barrier()
-    window.Unlock_all()
-    return f"rank {world.rank} read {wrong} wrong values" if wrong else ""
+    problems.append(_attempt(look))
+    world.control.Barrier()
+    problems.append(_attempt(window.Unlock_all))
+    return next(filter(None, problems), "")
 
 
-def _all_agree(world: World, fine: bool) -> bool:
-    answer = np.array([fine], np.int32)
-    world.control.Allreduce(MPI.IN_PLACE, [answer, MPI.INT32_T], op=MPI.MIN)
-    return bool(answer[0])
+def _attempt(step: Callable[[], str | None]) -> str:
+    """What a step says, or why MPI refused it."""
+    try:
+        return step() or ""
+    except MPI.Exception as error:
+        return f"window operations fail: {error.Get_error_string()}"

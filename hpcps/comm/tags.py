@@ -12,7 +12,6 @@ class Tag(enum.IntEnum):
 
     PROGRESS = 66
     CONTROL = 10
-    SELF_TEST = 11
     FRAME_HEAD = 100
     """Plus the slot."""
     FRAME_BODY = 400

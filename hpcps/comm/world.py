@@ -42,26 +42,20 @@ class World:
     """The job's processes.
 
     Args:
+        rank: this process.
+        size: number of processes.
         control: own duplicate of the world for messages and barriers.
         data: own duplicate of the world for windows and frames.
         ranks: facts of every rank, in rank order.
         library: name and version of the MPI library.
     """
 
+    rank: int
+    size: int
     control: MPI.Intracomm
     data: MPI.Intracomm
     ranks: tuple[RankFacts, ...]
     library: str
-
-    @property
-    def rank(self) -> int:
-        """This process."""
-        return int(self.control.rank)
-
-    @property
-    def size(self) -> int:
-        """Number of processes."""
-        return int(self.control.size)
 
     def abort(self, code: int) -> None:
         """End all ranks of the job with an exit code; only while no other thread calls MPI."""
@@ -108,7 +102,7 @@ def open_world(*, versions: str, gpus: tuple[str, ...] = ()) -> World:
     texts = _gather_texts(control, json.dumps(facts))
     ranks = tuple(RankFacts(**{**entry, "gpus": tuple(entry["gpus"])}) for entry in map(json.loads, texts))
     _check_alike(ranks)
-    return World(control=control, data=data, ranks=ranks, library=library)
+    return World(rank=control.rank, size=control.size, control=control, data=data, ranks=ranks, library=library)
 
 
 def shared_memory_problem(world: World, window_bytes: Callable[[int], int]) -> str:
