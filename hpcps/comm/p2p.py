@@ -1,16 +1,14 @@
 """The two-sided plane, for an MPI whose windows fail their self-test.
 
-    worker   Isend head and payload with the slot's tags; the server has receives posted for every slot
-    server   feedback line {kind, a, b, c}: an ack or a notice, one small message each
-    worker   pull request {key}; the server answers {key, version} and the newest copy
-
-A published copy is kept until the last send of it is complete, so no pull sees a torn one.
+worker   Isend head and payload with the slot's tags; the server has receives posted for every slot
+server   feedback line {kind, a, b, c}: an ack or a notice, one small message each
+worker   pulls by question and answer (questions.py)
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,8 +20,9 @@ from hpcps.comm.channel import Arrival, Bytes, Notice, Slot, Ticket
 from hpcps.comm.layout import Layout
 from hpcps.comm.mpi import MpiChannel
 from hpcps.comm.plane import Plane, Posting, Publication
+from hpcps.comm.questions import Questions
+from hpcps.comm.standing import Ring, Standing
 from hpcps.comm.tags import Tag
-from hpcps.errors import ProtocolError
 
 __all__ = ["P2pPlane"]
 
@@ -47,10 +46,11 @@ class P2pPlane(Plane):
         super().__init__(channel)
         self._comm = channel.world.data
         self._opened = False
-        self._standing: list[_Standing | _Ring] = []
-        self._slots: dict[tuple[int, int], _Standing] = {}
+        self._standing: list[Standing | Ring] = []
+        self._slots: dict[tuple[int, int], Standing] = {}
         self._sends: deque[tuple[MPI.Request, Any]] = deque()
         self._published: dict[int, tuple[int, Bytes]] = {}
+        self._questions = Questions(self._comm, self._published.get)
         self._acked: dict[tuple[int, int], int] = {}
         self._sent = np.zeros(channel.world.size, np.int64)
         self._received = np.zeros(channel.world.size, np.int64)
@@ -68,10 +68,11 @@ class P2pPlane(Plane):
                 for worker in layout.workers
                 for slot in range(layout.num_slots)
             }
-            self._standing = [*self._slots.values(), *map(self._stand_pull, layout.workers)]
+            self._standing = list(self._slots.values())
+            self._questions.stand(layout.workers)
         else:
             self._standing = [
-                _Ring([self._stand_feedback(server) for _ in range(_NUM_POSTED)])
+                Ring([self._stand_feedback(server) for _ in range(_NUM_POSTED)])
                 for server in range(len(layout.servers))
             ]
         yield from self._channel.barrier()
@@ -86,6 +87,7 @@ class P2pPlane(Plane):
         while self._sends:
             self._reap()
             yield False
+        yield from self._questions.close()
         for standing in self._standing:
             standing.cancel()
 
@@ -107,7 +109,7 @@ class P2pPlane(Plane):
         self._reap()
         for standing in self._standing:
             busy |= standing.look()
-        return busy
+        return busy | self._questions.look()
 
     def acked(self, server: int, slot: int) -> int:
         return self._acked.get((server, slot), 0)
@@ -124,17 +126,9 @@ class P2pPlane(Plane):
 
     def pull(self, key: int, version: int, out: Bytes, ticket: Ticket) -> Operation:
         rank = self._layout.servers[self._layout.shards[key].server]
-        answer = np.zeros(2, np.int64)
-        requests = [
-            self._comm.Irecv([answer, MPI.INT64_T], source=rank, tag=Tag.PULLED_HEAD),
-            self._comm.Irecv([out, MPI.BYTE], source=rank, tag=Tag.PULLED_BODY),
-            self._comm.Isend([np.array([key, version], np.int64), MPI.INT64_T], dest=rank, tag=Tag.PULL),
-        ]
-        while not MPI.Request.Testall(requests):
-            yield False
-        self._channel.finish(ticket, int(answer[1]))
+        self._channel.finish(ticket, (yield from self._questions.ask(rank, key, version, out)))
 
-    def _stand_slot(self, worker: int, slot: int) -> _Standing:
+    def _stand_slot(self, worker: int, slot: int) -> Standing:
         """Receives of one slot: head and body; posted again when the slot is released."""
         head = np.empty(8 + self._head_bytes, np.uint8)
         body = np.empty(self._body_bytes, np.uint8)
@@ -152,9 +146,9 @@ class P2pPlane(Plane):
             self._channel.deliver(Arrival(Slot(worker, slot, seq), head[8:head_size].tobytes(), body[:body_size]))
             return False
 
-        return _Standing(post, done)
+        return Standing(post, done)
 
-    def _stand_feedback(self, server: int) -> _Standing:
+    def _stand_feedback(self, server: int) -> Standing:
         """A receive of one line from a server; many stand, and are filled in the order of posting."""
         line = np.zeros(_LINE, np.int64)
         rank = self._layout.servers[server]
@@ -168,100 +162,13 @@ class P2pPlane(Plane):
                 self._channel.deliver(Notice(first, second, third))
             return True
 
-        return _Standing(lambda: [self._comm.Irecv([line, MPI.INT64_T], source=rank, tag=Tag.FEEDBACK)], done)
-
-    def _stand_pull(self, worker: int) -> _Standing:
-        """A receive of a worker's pull request; answered with the newest copy."""
-        wanted = np.zeros(2, np.int64)
-
-        def done(_: list[MPI.Status]) -> bool:
-            key = int(wanted[0])
-            if key not in self._published:
-                raise ProtocolError(
-                    f"cannot answer a pull from rank {worker}: got key {key}, need one of the"
-                    f" {len(self._published)} published here; run the same plan on every rank",
-                    rank=self._channel.rank,
-                    key=key,
-                    op="pull",
-                )
-            version, values = self._published[key]
-            self._send_words(worker, [key, version], Tag.PULLED_HEAD)
-            request = self._comm.Isend([values, MPI.BYTE], dest=worker, tag=Tag.PULLED_BODY)
-            self._sends.append((request, values))
-            return True
-
-        return _Standing(lambda: [self._comm.Irecv([wanted, MPI.INT64_T], source=worker, tag=Tag.PULL)], done)
+        return Standing(lambda: [self._comm.Irecv([line, MPI.INT64_T], source=rank, tag=Tag.FEEDBACK)], done)
 
     def _send_feedback(self, worker: int, line: list[int]) -> None:
         self._sent[worker] += 1
-        self._send_words(worker, line, Tag.FEEDBACK)
-
-    def _send_words(self, rank: int, values: list[int], tag: Tag) -> None:
-        words = np.array(values, np.int64)
-        self._sends.append((self._comm.Isend([words, MPI.INT64_T], dest=rank, tag=tag), words))
+        words = np.array(line, np.int64)
+        self._sends.append((self._comm.Isend([words, MPI.INT64_T], dest=worker, tag=Tag.FEEDBACK), words))
 
     def _reap(self) -> None:
         while self._sends and self._sends[0][0].Test():
             self._sends.popleft()
-
-
-class _Standing:
-    """Receives that stand ready; when all have come, ``done`` is called, and they are posted again if it says so.
-
-    Args:
-        post: starts the receives.
-        done: takes in what came; True to post again at once.
-    """
-
-    def __init__(self, post: Callable[[], list[MPI.Request]], done: Callable[[list[MPI.Status]], bool]) -> None:
-        self._post = post
-        self._done = done
-        self._requests: list[MPI.Request] = []
-        self.post()
-
-    def post(self) -> None:
-        """Start the receives."""
-        self._requests = self._post()
-
-    def look(self) -> bool:
-        """True if something came."""
-        if not self._requests:
-            return False
-        statuses = [MPI.Status() for _ in self._requests]
-        if not MPI.Request.Testall(self._requests, statuses):
-            return False
-        self._requests = []
-        if self._done(statuses):
-            self.post()
-        return True
-
-    def cancel(self) -> None:
-        """Take the receives back."""
-        for request in self._requests:
-            request.Cancel()
-            request.Wait()
-
-
-class _Ring:
-    """Receives of one sender and tag: MPI fills them in the order of posting, and they are looked at in that order.
-
-    Args:
-        receives: in the order of posting; each is posted again as it is done.
-    """
-
-    def __init__(self, receives: Sequence[_Standing]) -> None:
-        self._receives = receives
-        self._next = 0
-
-    def look(self) -> bool:
-        """True if something came; takes in at most one round."""
-        for count in range(len(self._receives)):
-            if not self._receives[self._next].look():
-                return count > 0
-            self._next = (self._next + 1) % len(self._receives)
-        return True
-
-    def cancel(self) -> None:
-        """Take the receives back."""
-        for receive in self._receives:
-            receive.cancel()

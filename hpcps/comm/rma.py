@@ -3,7 +3,8 @@
     worker   Put payload, Flush, Put flag {seq, ~seq, sizes}, Flush
     server   sees the flag, hands the slot on; later Put ack {seq, ~seq} into the worker's window
     server   BEGIN = v (atomic), write copy v mod K, then Put notice {v, clock, check} to the workers
-    worker   Get copy v mod K, Flush, read BEGIN (atomic), accept if BEGIN < v + K, else read again
+    worker   Get copy v mod K, Flush, read BEGIN (atomic), accept if BEGIN < v + K, else read again, and
+             after a few times ask for the copy by message, for a server may publish faster than a link reads
 
 Only Put goes from workers to servers, so that a worker's death leaves no lock behind. A flag or notice
 that is read half-written fails its check word and is read again.
@@ -22,12 +23,15 @@ from hpcps.comm.channel import Arrival, Bytes, Notice, Slot, Ticket
 from hpcps.comm.layout import LINE_BYTES, Layout
 from hpcps.comm.mpi import MpiChannel
 from hpcps.comm.plane import Plane, Posting, Publication
+from hpcps.comm.questions import Questions
 from hpcps.comm.world import shared_memory_problem
 from hpcps.errors import ProtocolError
 
 __all__ = ["RmaPlane"]
 
 _WORDS = LINE_BYTES // 8
+_MAX_READS = 4
+"""Reads of a shard that its server overwrote meanwhile, before the worker asks."""
 _CHECK = 0x5A17
 """Mixed into a notice's check word, so that a line of zeros is no notice."""
 
@@ -42,6 +46,9 @@ class RmaPlane(Plane):
     def __init__(self, channel: MpiChannel) -> None:
         super().__init__(channel)
         self._opened = False
+        self._versions: dict[int, int] = {}
+        """Newest version of each shard published here."""
+        self._questions = Questions(channel.world.data, self._copy)
 
     def problem(self, layout: Layout) -> str:
         return shared_memory_problem(self._channel.world, layout.window_bytes)
@@ -59,6 +66,8 @@ class RmaPlane(Plane):
         self._window.Lock_all(MPI.MODE_NOCHECK)
         self._window.Sync()
         self._set_up_tables(layout)
+        if self._serves:
+            self._questions.stand(layout.workers)
         yield from self._channel.barrier()
         self._opened = True
         self._channel.finish(ticket)
@@ -66,6 +75,7 @@ class RmaPlane(Plane):
     def close(self) -> Operation:
         if self._opened:
             self._opened = False
+            yield from self._questions.close()
             self._window.Unlock_all()
             del self._memory, self._flags, self._acks, self._notices
             yield from self._channel.barrier()
@@ -75,7 +85,9 @@ class RmaPlane(Plane):
         if not self._opened:
             return False
         sent = self._empty_outbox()
-        return sent | (self._look_for_frames() if self._serves else self._look_for_notices())
+        if not self._serves:
+            return sent | self._look_for_notices()
+        return sent | self._look_for_frames() | self._questions.look()
 
     def acked(self, server: int, slot: int) -> int:
         seq, inverse = self._acks[server * self._layout.num_slots + slot, :2].tolist()
@@ -99,19 +111,27 @@ class RmaPlane(Plane):
         rank = layout.servers[layout.shards[key].server]
         version = max(version, int(self._seen[key, 0]) - 1)
         begin, nothing = np.zeros(1, np.int64), np.zeros(1, np.int64)
-        while True:
+        for _ in range(_MAX_READS):
             at = self._begin_at[key] + layout.copy_offset(key, version)
             window.Get([out, MPI.BYTE], rank, (at, out.size, MPI.BYTE))
             window.Flush(rank)
             window.Fetch_and_op([nothing, MPI.INT64_T], [begin, MPI.INT64_T], rank, self._begin_at[key], MPI.NO_OP)
             window.Flush(rank)
             if begin[0] < version + layout.num_buffers:
-                break
+                self._channel.finish(ticket, version)
+                return
             self._channel.counters.pull_retries += 1
             version = int(begin[0]) - 1
             yield True
-        self._channel.finish(ticket, version)
-        yield True
+        self._channel.finish(ticket, (yield from self._questions.ask(rank, key, version, out)))
+
+    def _copy(self, key: int) -> tuple[int, Bytes] | None:
+        """The newest version of a shard held here, copied: only this thread writes what is published."""
+        version = self._versions.get(key)
+        if version is None:
+            return None
+        at = self._begin_at[key] + self._layout.copy_offset(key, version)
+        return version, self._memory[at : at + self._layout.shards[key].num_bytes].copy()
 
     def _set_up_tables(self, layout: Layout) -> None:
         """Views of the words that others write into this window, and where this rank writes."""
@@ -231,6 +251,7 @@ class RmaPlane(Plane):
         at = begin + self._layout.copy_offset(item.key, item.version)
         np.copyto(self._memory[at : at + item.values.size], item.values)
         self._window.Sync()
+        self._versions[item.key] = item.version
         self._channel.finish(item.ticket)
 
 
