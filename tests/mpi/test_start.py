@@ -199,7 +199,9 @@ def test_pull_of_an_unknown_key_is_refused(ranks: Ranks) -> None:
     sent = comm.Isend([np.array([7, 0], np.int64), MPI.INT64_T], dest=0, tag=Tag.PULL)
 
     def check() -> None:
-        with pytest.raises(ProtocolError, match="a pull from rank 0: got key 7, need one that is published here") as caught:
+        with pytest.raises(
+            ProtocolError, match="a pull from rank 0: got key 7, need one that is published here"
+        ) as caught:
             while True:
                 plane.look()
         assert (caught.value.key, caught.value.op) == (7, "pull")
