@@ -53,5 +53,7 @@ def init(**settings: object) -> Job:
         return gpu_names()
 
     resolved = resolve([nested_layer("script", settings), *pending()])
-    versions = f"hpcps {__version__}, Python {platform.python_version()}, torch {importlib.metadata.version('torch')}"
+    python = ".".join(platform.python_version_tuple()[:2])
+    torch = importlib.metadata.version("torch").partition("+")[0]  # CPU hosts and GPU hosts have builds of their own
+    versions = f"hpcps {__version__}, Python {python}, torch {torch}"
     return start(resolved.config, make_rule=make_rule, device=device, gpus=gpus, versions=versions)
