@@ -27,7 +27,6 @@ from hpcps.protocol.control import (
     EndOfData,
     JoinGroup,
     Order,
-    OrderRequest,
     Register,
     RegisterReply,
     decode_control,
@@ -241,10 +240,6 @@ class WorkerClient:
         self.wait("the first worker's values", tickets=(ticket,))
 
     # --- work ------------------------------------------------------------------------------------------
-
-    def request(self, message: OrderRequest) -> None:
-        """Ask the coordinator for a batch."""
-        self.tell_coordinator(message)
 
     def order(self, loader: int, epoch: int, index: int) -> Order:
         """Wait for the order that answers a request."""

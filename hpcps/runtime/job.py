@@ -17,8 +17,6 @@ from hpcps.runtime.metrics import EventLog
 
 __all__ = ["Job", "Order", "Stepper"]
 
-logger = logging.getLogger(__name__)
-
 
 class Stepper(Protocol):
     """What the job needs of an optimizer that works on the servers."""
@@ -191,7 +189,7 @@ class Job:
     def request_order(self, loader: int, epoch: int, index: int) -> None:
         """Ask for a batch and report what was measured since the last request."""
         names = list(self._sums)
-        self.client.request(
+        self.client.tell_coordinator(
             OrderRequest(
                 rank=self.rank,
                 loader=loader,
