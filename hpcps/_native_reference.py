@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hpcps._native_checks import RealArray, check_bytes, check_input, check_written
+
 __all__ = ["accumulate", "assign", "checksum", "combine", "isa", "scale"]
 
-RealArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Words: TypeAlias = npt.NDArray[np.uint64]
 
 isa = "numpy"
@@ -34,29 +35,29 @@ _LOW_HALF, _HALF_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 def accumulate(acc: RealArray, x: RealArray, weight: float) -> None:
     """Do ``acc += weight * x``."""
-    _check_written(acc, "accumulate acc")
-    _check_input(x, "accumulate x", acc)
+    check_written(acc, "accumulate acc")
+    check_input(x, "accumulate x", acc)
     _accumulate(acc, x, weight)
 
 
 def assign(out: RealArray, x: RealArray, weight: float) -> None:
     """Do ``out = weight * x``."""
-    _check_written(out, "assign out")
-    _check_input(x, "assign x", out)
+    check_written(out, "assign out")
+    check_input(x, "assign x", out)
     with np.errstate(all="ignore"):
         np.multiply(x, out.dtype.type(weight), out=out)
 
 
 def combine(out: RealArray, xs: list[Any], weights: Sequence[float]) -> None:
     """Do ``out = weights[0] * xs[0] + weights[1] * xs[1] + ...``, added in this order."""
-    _check_written(out, "combine out")
+    check_written(out, "combine out")
     if not xs or len(xs) != len(weights):
         raise ValueError(
             f"cannot combine xs: {len(xs)} arrays and {len(weights)} weights, need as many of both and"
             " at least 1; correct the lists"
         )
     for index, x in enumerate(xs):
-        _check_input(x, f"combine xs[{index}]", out)
+        check_input(x, f"combine xs[{index}]", out)
     with np.errstate(all="ignore"):
         np.multiply(xs[0], out.dtype.type(weights[0]), out=out)
     for x, weight in zip(xs[1:], weights[1:], strict=True):
@@ -65,16 +66,14 @@ def combine(out: RealArray, xs: list[Any], weights: Sequence[float]) -> None:
 
 def scale(x: RealArray, weight: float) -> None:
     """Do ``x *= weight``."""
-    _check_written(x, "scale x")
+    check_written(x, "scale x")
     with np.errstate(all="ignore"):
         np.multiply(x, x.dtype.type(weight), out=x)
 
 
 def checksum(data: npt.NDArray[np.uint8]) -> int:
     """The 63-bit checksum of bytes."""
-    if data.dtype != np.uint8:
-        raise TypeError(f"cannot checksum data: dtype {data.dtype}, need uint8; view it as uint8")
-    _check_layout(data, "checksum data")
+    check_bytes(data, "checksum data")
     num_blocks, num_tail = divmod(data.size, _BLOCK_BYTES)
     whole = data[: num_blocks * _BLOCK_BYTES].view("<u8")
     total = _START
@@ -129,40 +128,3 @@ def _finish(total: int, num_bytes: int) -> int:
     total = (total * _MIX_LENGTH) & _MASK_64
     total ^= total >> 32
     return total & (_MASK_64 >> 1)
-
-
-def _check_layout(array: npt.NDArray[Any], what: str) -> None:
-    if array.ndim != 1:
-        raise TypeError(f"cannot {what}: {array.ndim} dimensions, need 1; flatten it first")
-    if not array.flags.c_contiguous:
-        raise TypeError(f"cannot {what}: its elements are not contiguous; pass a contiguous array")
-    if not array.flags.aligned:
-        raise ValueError(f"cannot {what}: its memory is not aligned to its elements; copy it into an aligned array")
-
-
-def _check_real(array: object, what: str) -> None:
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"cannot {what}: it is no array; pass a list of arrays")
-    if array.dtype not in (np.float32, np.float64):
-        raise TypeError(f"cannot {what}: dtype {array.dtype}, need float32 or float64; convert it first")
-    _check_layout(array, what)
-
-
-def _check_written(array: RealArray, what: str) -> None:
-    _check_real(array, what)
-    if not array.flags.writeable:
-        raise TypeError(f"cannot {what}: it is read-only; pass an array that may be written")
-
-
-def _check_input(array: RealArray, what: str, written: RealArray) -> None:
-    _check_real(array, what)
-    if array.dtype != written.dtype:
-        raise TypeError(
-            f"cannot {what}: dtype {array.dtype}, the array written is {written.dtype}; pass arrays of one dtype"
-        )
-    if array.size != written.size:
-        raise ValueError(
-            f"cannot {what}: {array.size} elements, the array written has {written.size}; pass arrays of one size"
-        )
-    if np.may_share_memory(array, written):
-        raise ValueError(f"cannot {what}: it shares memory with the array written; pass separate arrays")

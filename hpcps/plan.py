@@ -1,6 +1,6 @@
-"""What was decided: roles, shards, routes, groups. Frozen values with a digest, no decisions.
+"""What was decided: roles, shards, routes, groups, codecs. Frozen values with a digest, no decisions.
 
-Flat space: the trainable tensors of one wire dtype, laid end to end in registration order.
+Flat space: the trainable tensors of one wire dtype and one codec rule, laid end to end in registration order.
 A shard is one range of that space. It is the unit of allreduce, push, window, version and pull,
 so a shard is also the bucket of the data path.
 
@@ -11,16 +11,127 @@ so a shard is also the bucket of the data path.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import hashlib
 import json
 from dataclasses import dataclass
 
-from hpcps.errors import PlanError
+from hpcps.errors import ConfigError, PlanError
 
-__all__ = ["Group", "Grouping", "Piece", "Roles", "Route", "Shard", "TensorSpec", "WIRE_DTYPES", "digest"]
+__all__ = [
+    "Codec",
+    "CodecSpec",
+    "Group",
+    "Grouping",
+    "Piece",
+    "Roles",
+    "Route",
+    "Shard",
+    "TensorSpec",
+    "WIRE_DTYPES",
+    "digest",
+]
 
 WIRE_DTYPES = {"float32": 4, "float64": 8}
 """Dtypes that gradients and parameters have on the wire and on servers, with their bytes."""
+
+
+class Codec(enum.IntEnum):
+    """How a payload is encoded; the number is the one on the wire. ``cuda_src/elements.h`` has the formats."""
+
+    NONE = 0
+    """The values as they are, in the shard's dtype."""
+    FP32 = 1
+    FP16 = 2
+    BF16 = 3
+    INT8 = 4
+    ONEBIT = 5
+    TOPK = 6
+    PACKED = 7
+
+
+_BLOCK = 256
+"""Elements that share a scale (int8, onebit)."""
+_TOPK_HEADER_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSpec:
+    """A codec with its setting, and what others must know of it without running it.
+
+    Args:
+        codec: which.
+        keep_frac: part of the elements that top-k sends, above 0 to 1; 0 for all other codecs.
+    """
+
+    codec: Codec
+    keep_frac: float = 0.0
+
+    def __post_init__(self) -> None:
+        fits = 0 < self.keep_frac <= 1 if self.codec is Codec.TOPK else self.keep_frac == 0
+        if not fits:
+            raise ConfigError(
+                f"cannot use codec {self.codec.name.lower()} with part {self.keep_frac:g}: need above 0 to 1 for topk"
+                " and none for the others; write for example topk:0.01"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> CodecSpec:
+        """Read ``none``, ``fp32``, ``fp16``, ``bf16``, ``int8``, ``onebit``, ``packed``, ``topk`` or ``topk:0.05``.
+
+        Raises:
+            ConfigError: anything else.
+        """
+        name, colon, part = text.strip().lower().partition(":")
+        try:
+            codec = Codec[name.upper()]
+            keep_frac = float(part) if colon else 0.01 if codec is Codec.TOPK else 0.0
+        except (KeyError, ValueError):
+            names = ", ".join(each.name.lower() for each in Codec)
+            raise ConfigError(f"cannot read codec {text!r}: need one of {names}; write for example topk:0.01") from None
+        return cls(codec=codec, keep_frac=keep_frac)
+
+    def __str__(self) -> str:
+        name = self.codec.name.lower()
+        return f"{name}:{self.keep_frac!r}" if self.codec is Codec.TOPK else name
+
+    @property
+    def lossless(self) -> bool:
+        """True if what is decoded equals what was encoded, bit for bit (fp32: of a float32 shard)."""
+        return self.codec in (Codec.NONE, Codec.FP32, Codec.PACKED)
+
+    @property
+    def sums_while_encoded(self) -> bool:
+        """True if payloads with equal scales can be added without decoding them."""
+        return self.codec is Codec.INT8
+
+    def keep(self, numel: int) -> int:
+        """Elements that top-k aims at, at least 1 of any; 0 for all other codecs."""
+        return min(numel, max(1, round(self.keep_frac * numel))) if self.keep_frac else 0
+
+    def wire_bytes(self, numel: int, itemsize: int = 4) -> int:
+        """Largest payload of so many elements.
+
+        Args:
+            numel: elements, 0 or more.
+            itemsize: bytes of an element of the shard; only none follows it.
+        """
+        num_blocks = -(-numel // _BLOCK)
+        if self.codec is Codec.NONE:
+            return numel * itemsize
+        if self.codec is Codec.FP32:
+            return numel * 4
+        if self.codec in (Codec.FP16, Codec.BF16):
+            return numel * 2
+        if self.codec is Codec.INT8:
+            return num_blocks + numel
+        if self.codec is Codec.ONEBIT:
+            return 4 * num_blocks + -(-numel // 8)
+        if self.codec is Codec.TOPK:
+            most = self.keep(numel) * 51 // 50  # 2 % more than asked
+            gap_bytes = min(5 * most, most + numel // 127)
+            return _TOPK_HEADER_BYTES + gap_bytes + 2 * most
+        return numel * 4 + 16 + num_blocks  # packed: at worst all planes as they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +163,14 @@ class TensorSpec:
         numel: number of real elements (a complex element counts twice), may be 0.
         dtype: wire dtype, a key of ``WIRE_DTYPES``.
         param_group: index of the optimizer's parameter group.
+        codec: the codec that its rule names, in its one spelling (``str`` of a ``CodecSpec``), or ``auto``.
     """
 
     name: str
     numel: int
     dtype: str
     param_group: int
+    codec: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +190,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One range of the flat space of a dtype.
+    """One range of the flat space of a dtype and codec rule.
 
     Args:
         key: index of the shard in its route.
         server: index among the servers (not a world rank).
         dtype: wire dtype.
-        begin: first element in the flat space of that dtype.
+        begin: first element in the flat space of that dtype and codec rule.
         numel: elements, at least 1.
         pieces: what the range holds, in order of offset.
+        codec: the rule of that space, see ``TensorSpec``.
     """
 
     key: int
@@ -94,6 +208,7 @@ class Shard:
     begin: int
     numel: int
     pieces: tuple[Piece, ...]
+    codec: str = "none"
 
     @property
     def itemsize(self) -> int:

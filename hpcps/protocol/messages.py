@@ -4,8 +4,8 @@ A push is one frame in one slot:
 
     | header, 128 B | options, float64 | presence, 1 B a piece | padding to 64 B | payload |
 
-The payload is the group's mean gradient of one shard (or its first values); ``weight`` says how many
-samples it stands for. Words are little-endian. Nothing is unpickled or evaluated.
+The payload is the group's mean gradient of one shard (or its first values), encoded as ``codec`` says;
+``weight`` says how many samples it stands for. Words are little-endian. Nothing is unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import struct
 from dataclasses import dataclass
 
 from hpcps.errors import ProtocolError
+from hpcps.plan import Codec
 
 __all__ = [
-    "Codec",
     "FrameShape",
     "HEADER_BYTES",
     "Kind",
@@ -42,12 +42,6 @@ class Kind(enum.IntEnum):
 
     INIT = 1
     GRADIENT = 2
-
-
-class Codec(enum.IntEnum):
-    """How the payload is encoded."""
-
-    NONE = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +125,7 @@ class PushHeader:
             and 0 <= self.weight < float("inf")
             and 0 <= self.share_frac <= 1
             and self.payload_bytes >= 0
-            and (self.kind is Kind.INIT or 1 <= self.since_clock <= self.clock)
+            and (self.codec is Codec.NONE if self.kind is Kind.INIT else 1 <= self.since_clock <= self.clock)
         )
         if not fine:
             raise ProtocolError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hpcps.errors import ProtocolError
-from hpcps.plan import Group, Shard
-from hpcps.protocol.messages import Codec, Kind, PushHeader
+from hpcps.plan import Codec, Group, Shard
+from hpcps.protocol.messages import Kind, PushHeader
 
 __all__ = ["WorkerProtocol", "owner_of"]
 
@@ -85,6 +85,7 @@ class WorkerProtocol:
         share_frac: float,
         meta_bytes: int,
         payload_bytes: int,
+        codec: Codec = Codec.NONE,
         checksum: int = 0,
     ) -> PushHeader:
         """The header of this step's push of a shard."""
@@ -92,7 +93,7 @@ class WorkerProtocol:
             self._generation, self._since_clock = generation, self.clock
         return PushHeader(
             kind=kind,
-            codec=Codec.NONE,
+            codec=codec,
             key=shard.key,
             route_epoch=self._route_epoch,
             generation=generation,

@@ -42,6 +42,7 @@ RULES = {
     "protocol": Rule(ours=("plan", "config", "policy")),
     "sim": Rule(ours=("policy", "protocol", *FACTS), others=("numpy",)),
     "native": Rule(others=("numpy",)),
+    "cuda_src": Rule(),
     "device": Rule(others=("cupy", "numpy")),
     "codec": Rule(ours=("plan", "native", "device"), others=("numpy",)),
     "update": Rule(ours=("plan", "native", "device"), others=("numpy",)),
@@ -68,11 +69,11 @@ class Import:
 
 
 def room_of(module: str) -> str:
-    """Room of a module, given as its path below the package: policy.window, errors, _native_reference."""
+    """Room of a module, given as its path below the package: policy.window, errors, _codec_reference."""
     first = module.split(".")[0]
     if first in ROOT_MODULES:
         return "root"
-    return "native" if first.startswith("_native") else first
+    return "native" if first.startswith(("_native", "_codec")) else first
 
 
 def is_type_checking(test: ast.expr) -> bool:

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from hpcps import _native_reference, native
+from hpcps import _codec_reference, _native_reference, native
 
 DTYPES = ("float32", "float64")
 SIZES = (0, 1, 3, 8, 17, 2047, 2048, 2049, 16384, 16385, 40001)  # around vector, block and chunk bounds
@@ -252,6 +252,7 @@ def test_a_module_that_does_not_load_leaves_numpy_and_the_first_cause(monkeypatc
 
     monkeypatch.setenv("HPCPS_NATIVE", "")
     monkeypatch.setattr(native.importlib, "import_module", fail)
-    kernels, why_not = native._load()
+    kernels, codecs, why_not = native._load()
     assert kernels is _native_reference
+    assert codecs is _codec_reference
     assert why_not.startswith(want)

@@ -8,7 +8,8 @@ import struct
 import pytest
 
 from hpcps.errors import ProtocolError
-from hpcps.protocol.messages import HEADER_BYTES, MAGIC, PROTOCOL_VERSION, Codec, FrameShape, Kind, PushHeader
+from hpcps.plan import Codec
+from hpcps.protocol.messages import HEADER_BYTES, MAGIC, PROTOCOL_VERSION, FrameShape, Kind, PushHeader
 
 HEADER = PushHeader(
     kind=Kind.GRADIENT,
