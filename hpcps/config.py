@@ -6,15 +6,18 @@ Each field's ``doc`` is one line with unit and range; the command line's help pr
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hpcps.errors import ConfigError
+from hpcps.plan import Codec, CodecSpec
 from hpcps.units import MiB
 
 __all__ = [
     "CapacityConfig",
     "CommConfig",
+    "CompressionConfig",
     "DataConfig",
     "EmulateConfig",
     "LogConfig",
@@ -145,6 +148,70 @@ class CommConfig:
         _need(self.deadline_s > 0, "comm.deadline_s", self.deadline_s, "above 0", "try 1800")
 
 
+def _codec_text(setting: str, text: str, *, auto: bool) -> str:
+    """A codec in its one spelling; ``auto`` where it is legal."""
+    word = text.strip().lower()
+    if word == "auto" and auto:
+        return word
+    try:
+        return str(CodecSpec.parse(word))
+    except ConfigError as error:
+        names = [codec.name.lower() for codec in Codec] + ["auto"] * auto
+        name, _, part = word.partition(":")
+        near = [] if name in names else difflib.get_close_matches(name, names, n=1)
+        if not near:
+            raise ConfigError(f"cannot accept {setting}: {error}") from None
+        fixed = f"{near[0]}:{part}" if near[0] == "topk" and part else near[0]
+        raise ConfigError(
+            f"cannot accept {setting}: got codec {text.strip()!r}, nearest is {near[0]!r}; write {fixed}"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionConfig:
+    """How gradients are encoded on their way to the servers."""
+
+    rules: tuple[str, ...] = _field(
+        (),
+        "PATTERN=CODEC by parameter name, the first that fits wins: none, fp32, fp16, bf16, int8, onebit, topk:0.01"
+        " or auto; a parameter that none fits is sent as it is",
+    )
+    error_feedback: bool = _field(True, "what a lossy codec leaves out of one step is added to the next")
+    auto_codecs: tuple[str, ...] = _field(
+        ("none", "fp16", "int8", "topk:0.01"), "codecs that auto chooses among, in order of preference; none is needed"
+    )
+    max_error: float = _field(
+        0.0, "without error feedback, largest relative L2 error of a codec that auto takes, 0 or more; 0: no bound"
+    )
+    min_gain_frac: float = _field(0.03, "auto leaves none only to save more than this part of an exchange, 0 to 1")
+    switch_gain_frac: float = _field(
+        0.05, "auto leaves one codec for another only to save more than this part of an exchange, 0 to 1"
+    )
+    hold_steps: int = _field(20, "steps between two switches of auto, at least 1; it goes back to none at any time")
+
+    def __post_init__(self) -> None:
+        self.parsed_rules()
+        setting = "compression.auto_codecs"
+        codecs = [_codec_text(setting, text, auto=False) for text in self.auto_codecs]
+        _need("none" in codecs, setting, self.auto_codecs, "none among them", "add none")
+        _need(len(set(codecs)) == len(codecs), setting, self.auto_codecs, "each codec once", "leave one out")
+        for name in ("min_gain_frac", "switch_gain_frac"):
+            value = getattr(self, name)
+            _need(0 <= value < 1, f"compression.{name}", value, "0 to below 1", "try 0.05")
+        _need(self.max_error >= 0, "compression.max_error", self.max_error, "0 or more", "try 0.01")
+        _need(self.hold_steps >= 1, "compression.hold_steps", self.hold_steps, "at least 1", "raise it")
+
+    def parsed_rules(self) -> tuple[tuple[str, str], ...]:
+        """Pattern and codec of each rule; the codec in its one spelling, or ``auto``."""
+        setting = "compression.rules"
+        pairs = []
+        for rule in self.rules:
+            pattern, equals, codec = rule.rpartition("=")
+            _need(bool(equals and pattern.strip()), setting, rule, "PATTERN=CODEC", "write for example *=fp16")
+            pairs.append((pattern.strip(), _codec_text(setting, codec, auto=True)))
+        return tuple(pairs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """How samples are handed out."""
@@ -163,10 +230,12 @@ class EmulateConfig:
 
     speeds: tuple[float, ...] = _field((), "relative speed of each worker, in rank order; empty: real speed")
     sample_s: float = _field(0.001, "seconds that one sample takes on a device of speed 1, above 0")
+    link_bytes_per_s: float = _field(0.0, "rate of each worker's pushes and of its pulls; 0: the real one")
 
     def __post_init__(self) -> None:
         _need(all(v > 0 for v in self.speeds), "emulate.speeds", self.speeds, "positive speeds", "write 3:2:1:1")
         _need(self.sample_s > 0, "emulate.sample_s", self.sample_s, "above 0", "try 0.001")
+        _need(self.link_bytes_per_s >= 0, "emulate.link_bytes_per_s", self.link_bytes_per_s, "0 or more", "try 125e6")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +270,7 @@ class RunConfig:
     window: WindowConfig = _field(WindowConfig(), "aggregation window")
     staleness: StalenessConfig = _field(StalenessConfig(), "late gradients")
     comm: CommConfig = _field(CommConfig(), "data path")
+    compression: CompressionConfig = _field(CompressionConfig(), "encoding of gradients")
     data: DataConfig = _field(DataConfig(), "samples and buffers")
     emulate: EmulateConfig = _field(EmulateConfig(), "emulated speeds")
     log: LogConfig = _field(LogConfig(), "logs")

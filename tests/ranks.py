@@ -171,7 +171,7 @@ def run_ranks(
 def _make_job(hub: Hub, rank: int, config: RunConfig, roles: Roles, events: EventLog) -> Job:
     channel = LoopbackChannel(hub, rank, serves=False, deadline_s=_CHANNEL_DEADLINE_S)
     return Job(
-        WorkerClient(channel, config, roles=roles),
+        WorkerClient(channel, config, roles=roles, events=events),
         config,
         roles=roles,
         events=events,

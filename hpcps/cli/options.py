@@ -33,6 +33,7 @@ _SETTING_FLAGS = (
     ("--emulate-sample-s", "emulate.sample_s", "SECONDS"),
     ("--capacity-prior", "capacity.prior", "3:2:1:1"),
     ("--comm-mode", "comm.mode", "MODE"),
+    ("--compression", "compression.rules", "PATTERN=CODEC,..."),
     ("--log-dir", "log.dir", "FOLDER"),
 )
 _BARE_IS_ON = "--heterogeneous"

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcps.comm.layout import Layout
+from hpcps.comm.link import LinkUse
 from hpcps.errors import ChannelError, DeadlineError
 
 logger = logging.getLogger(__name__)
@@ -160,6 +161,10 @@ class Channel(abc.ABC):
     @abc.abstractmethod
     def push(self, server: int, head: bytes, payload: Array) -> Ticket:
         """Put a frame into this worker's next slot on a server (an index); waits for a credit first."""
+
+    @abc.abstractmethod
+    def link_use(self, server: int) -> LinkUse:
+        """What this worker pushed to a server (an index) so far, and in what time."""
 
     @abc.abstractmethod
     def pull(self, key: int, version: int, out: Array) -> Ticket:

@@ -21,6 +21,7 @@ import numpy as np
 
 from hpcps.comm.channel import Array, Arrival, Channel, Control, Event, Notice, Slot, Ticket
 from hpcps.comm.layout import Layout
+from hpcps.comm.link import NO_USE, LinkUse
 from hpcps.errors import ChannelError, DeadlineError
 
 __all__ = ["Faults", "Hub", "LoopbackChannel"]
@@ -151,6 +152,7 @@ class _Ring:
     waiting: deque[tuple[bytes, Array, Ticket]] = field(default_factory=deque)
     taken: set[int] = field(default_factory=set)
     next_seq: int = 0
+    use: LinkUse = NO_USE
 
 
 class LoopbackChannel(Channel):
@@ -236,13 +238,21 @@ class LoopbackChannel(Channel):
 
     def push(self, server: int, head: bytes, payload: Array) -> Ticket:
         ticket = Ticket()
+        began_s = time.monotonic()
         body = payload if self._hub.shared_memory else payload.copy()
+        num_bytes = len(head) + payload.nbytes
         with self._hub.lock:
-            self._rings[server].waiting.append((head, body, ticket))
+            ring = self._rings[server]
+            ring.waiting.append((head, body, ticket))
+            frames, total_bytes, busy_s = ring.use
+            ring.use = LinkUse(frames + 1, total_bytes + num_bytes, busy_s + time.monotonic() - began_s)
         self.counters.pushes += 1
-        self.counters.pushed_bytes += len(head) + payload.nbytes
+        self.counters.pushed_bytes += num_bytes
         self._fill(server)
         return ticket
+
+    def link_use(self, server: int) -> LinkUse:
+        return self._rings[server].use
 
     def pull(self, key: int, version: int, out: Array) -> Ticket:
         ticket = Ticket()

@@ -19,6 +19,7 @@ from hpcps.comm.actor import Actor, Operation
 from hpcps.comm.agree import first_problem
 from hpcps.comm.channel import Array, Channel, Control, Notice, Slot, Ticket
 from hpcps.comm.layout import Layout
+from hpcps.comm.link import LinkUse
 from hpcps.comm.mailbox import Mailbox
 from hpcps.comm.plane import Plane
 from hpcps.comm.tags import MAX_SLOTS, Tag
@@ -47,6 +48,7 @@ class MpiChannel(Channel):
         fallback: makes the one to take where some rank has no room for the first; none to give up.
         deadline_s: longest wait.
         longest_sleep_s: of the communication thread.
+        link_bytes_per_s: rate of an emulated link in each direction; 0: the real one.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class MpiChannel(Channel):
         fallback: Callable[[MpiChannel], Plane] | None = None,
         deadline_s: float,
         longest_sleep_s: float,
+        link_bytes_per_s: float = 0.0,
     ) -> None:
         super().__init__(world.rank, deadline_s=deadline_s)
         self.world = world
+        self.link_bytes_per_s = link_bytes_per_s
         self._workers = tuple(workers)
         self._closed = False
         works = world.rank in self._workers
@@ -164,8 +168,6 @@ class MpiChannel(Channel):
 
     def push(self, server: int, head: bytes, payload: Array) -> Ticket:
         ticket = Ticket()
-        self.counters.pushes += 1
-        self.counters.pushed_bytes += len(head) + payload.nbytes
         self._actor.submit(self._plane.push(server, head, payload.view(np.uint8), ticket))
         return ticket
 
@@ -175,6 +177,9 @@ class MpiChannel(Channel):
         self.counters.pulled_bytes += out.nbytes
         self._actor.submit(self._plane.pull(key, version, out.view(np.uint8), ticket))
         return ticket
+
+    def link_use(self, server: int) -> LinkUse:
+        return self._plane.link_use(server)
 
     def release(self, slot: Slot) -> None:
         self._plane.release(slot)

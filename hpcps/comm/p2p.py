@@ -42,6 +42,9 @@ class P2pPlane(Plane):
         channel: the channel that this plane serves.
     """
 
+    frame_extra_bytes = 8
+    """The number of the push."""
+
     def __init__(self, channel: MpiChannel) -> None:
         super().__init__(channel)
         self._comm = channel.world.data
@@ -126,7 +129,9 @@ class P2pPlane(Plane):
 
     def pull(self, key: int, version: int, out: Bytes, ticket: Ticket) -> Operation:
         rank = self._layout.servers[self._layout.shards[key].server]
-        self._channel.finish(ticket, (yield from self._questions.ask(rank, key, version, out)))
+        version = yield from self._questions.ask(rank, key, version, out)
+        yield from self._arriving(out.size)
+        self._channel.finish(ticket, version)
 
     def _stand_slot(self, worker: int, slot: int) -> Standing:
         """Receives of one slot: head and body; posted again when the slot is released."""

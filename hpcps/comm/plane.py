@@ -5,6 +5,7 @@ but for ``release``, ``publish`` and ``notify``, which put into an outbox that `
 from __future__ import annotations
 
 import abc
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hpcps.comm.actor import Operation
 from hpcps.comm.channel import Bytes, Notice, Slot, Ticket
 from hpcps.comm.layout import Layout
+from hpcps.comm.link import NO_USE, LinkUse, Throttle
 
 if TYPE_CHECKING:
     from hpcps.comm.mpi import MpiChannel
@@ -50,6 +52,10 @@ class _Frame:
     payload: Bytes
     ticket: Ticket
 
+    @property
+    def num_bytes(self) -> int:
+        return len(self.head) + self.payload.size
+
 
 @dataclass(slots=True)
 class _Line:
@@ -65,6 +71,11 @@ class _Line:
     """Frames at the head of the line that are counted as having waited."""
     moving: bool = False
     """An operation moves this line."""
+    use: LinkUse = NO_USE
+    """Replaced as a whole: another thread reads it."""
+    over_s: float | None = None
+    """When the frame at the head would be over an emulated link."""
+    busy_since_s: float = 0.0
 
 
 class Plane(abc.ABC):
@@ -74,10 +85,15 @@ class Plane(abc.ABC):
         channel: the channel that this plane serves.
     """
 
+    frame_extra_bytes: int
+    """Bytes that a push puts besides head and payload."""
+
     def __init__(self, channel: MpiChannel) -> None:
         self.outbox: deque[Outgoing] = deque()
         self._channel = channel
         self._lines: dict[int, _Line] = {}
+        self._up = Throttle(channel.link_bytes_per_s)
+        self._down = Throttle(channel.link_bytes_per_s)
 
     def problem(self, layout: Layout) -> str:
         """Why this plane cannot be opened at this rank; empty if it can."""
@@ -132,6 +148,16 @@ class Plane(abc.ABC):
         """Queue a notice."""
         self.outbox.append(Posting(worker, notice))
 
+    def link_use(self, server: int) -> LinkUse:
+        """What was pushed to a server so far (any thread)."""
+        return self._lines[server].use
+
+    def _arriving(self, num_bytes: int) -> Operation:
+        """Wait as long as an emulated link takes for what was read."""
+        over_s = self._down.reserve(num_bytes, now_s=time.monotonic())
+        while time.monotonic() < over_s:
+            yield False
+
     def _open_lines(self, layout: Layout) -> None:
         self._lines = {server: _Line([0] * layout.num_slots) for server in range(len(layout.servers))}
 
@@ -139,12 +165,16 @@ class Plane(abc.ABC):
         """Send as many frames as there are credits; True if anything moved."""
         progressed = False
         while line.waiting and (index := self._free_slot(server, line)) >= 0:
-            frame = line.waiting.popleft()
+            frame = line.waiting[0]
+            if not self._may_leave(line, frame):
+                break
+            line.waiting.popleft()
             line.num_counted = max(0, line.num_counted - 1)
             line.num_sent += 1
             line.in_slots[index] = line.num_sent
             slot = Slot(self._channel.rank, index, line.num_sent)
             line.sending.append((self.send(server, slot, frame.head, frame.payload), frame.ticket))
+            self._count(line, frame)
             progressed = True
         self._channel.counters.credit_waits += len(line.waiting) - line.num_counted
         line.num_counted = len(line.waiting)
@@ -156,7 +186,25 @@ class Plane(abc.ABC):
             else:
                 remaining.append((is_free, ticket))
         line.sending = remaining
+        if line.busy_since_s and not remaining and line.over_s is None:
+            line.use = line.use._replace(busy_s=line.use.busy_s + time.monotonic() - line.busy_since_s)
+            line.busy_since_s = 0.0
         return progressed
+
+    def _may_leave(self, line: _Line, frame: _Frame) -> bool:
+        """True once the frame at the head would be over; an emulated link takes its time before the frame is put."""
+        now_s = time.monotonic()
+        if line.over_s is None:
+            line.over_s = self._up.reserve(frame.num_bytes, now_s=now_s)
+            line.busy_since_s = line.busy_since_s or now_s
+        return now_s >= line.over_s
+
+    def _count(self, line: _Line, frame: _Frame) -> None:
+        line.over_s = None
+        num_bytes = frame.num_bytes + self.frame_extra_bytes
+        line.use = line.use._replace(num_frames=line.use.num_frames + 1, num_bytes=line.use.num_bytes + num_bytes)
+        self._channel.counters.pushes += 1
+        self._channel.counters.pushed_bytes += num_bytes
 
     def _free_slot(self, server: int, line: _Line) -> int:
         """A slot whose last push the server gave back; -1 for none. Any will do: slots come back in any order."""

@@ -43,6 +43,9 @@ class RmaPlane(Plane):
         channel: the channel that this plane serves.
     """
 
+    frame_extra_bytes = 32
+    """The flag."""
+
     def __init__(self, channel: MpiChannel) -> None:
         super().__init__(channel)
         self._opened = False
@@ -118,12 +121,15 @@ class RmaPlane(Plane):
             window.Fetch_and_op([nothing, MPI.INT64_T], [begin, MPI.INT64_T], rank, self._begin_at[key], MPI.NO_OP)
             window.Flush(rank)
             if begin[0] < version + layout.num_buffers:
+                yield from self._arriving(out.size)
                 self._channel.finish(ticket, version)
                 return
             self._channel.counters.pull_retries += 1
             version = int(begin[0]) - 1
             yield True
-        self._channel.finish(ticket, (yield from self._questions.ask(rank, key, version, out)))
+        version = yield from self._questions.ask(rank, key, version, out)
+        yield from self._arriving(out.size)
+        self._channel.finish(ticket, version)
 
     def _copy(self, key: int) -> tuple[int, Bytes] | None:
         """The newest version of a shard held here, copied: only this thread writes what is published."""

@@ -37,8 +37,16 @@ class CommSettings(Protocol):
         """Longest sleep of the communication thread."""
 
 
-def open_channel(world: World, workers: Sequence[int], settings: CommSettings) -> MpiChannel:
+def open_channel(
+    world: World, workers: Sequence[int], settings: CommSettings, *, link_bytes_per_s: float = 0.0
+) -> MpiChannel:
     """Make this rank's channel. Collective: all ranks, same arguments.
+
+    Args:
+        world: the opened world.
+        workers: world ranks of the workers.
+        settings: of the data path.
+        link_bytes_per_s: rate of an emulated link; 0: the real one.
 
     Raises:
         ChannelError: one-sided mode was asked for and its self-test fails.
@@ -60,6 +68,7 @@ def open_channel(world: World, workers: Sequence[int], settings: CommSettings) -
         fallback=P2pPlane if settings.mode == "auto" and mode == "rma" else None,
         deadline_s=settings.deadline_s,
         longest_sleep_s=settings.poll_max_s,
+        link_bytes_per_s=link_bytes_per_s,
     )
     channel.mode = f"{mode} ({why or 'self-test passed'})"
     return channel

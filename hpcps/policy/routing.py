@@ -14,11 +14,14 @@ __all__ = ["PlaceShards"]
 MIN_SPREAD_BYTES = 64 * KiB
 """Below this a shard is not cut just to give every server one: the message's latency would rule."""
 
+_Space = tuple[str, str]
+"""Wire dtype and codec rule."""
+
 
 class PlaceShards:
-    """Cut the flat space of each wire dtype into shards and place them on servers.
+    """Cut the flat space of each wire dtype and codec rule into shards and place them on servers.
 
-    Small tensors share a shard and big ones are cut. Shards of a dtype are equal within one element.
+    Small tensors share a shard and big ones are cut. Shards of a space are equal within one element.
     The largest shards are placed first, each on the server with the fewest bytes so far.
 
     Source: R. L. Graham, SIAM J. Appl. Math. 17 (1969): longest first, within 4/3 of the best split.
@@ -40,7 +43,10 @@ class PlaceShards:
         self._shard_bytes = shard_bytes
 
     def decide(self, tensors: Sequence[TensorSpec]) -> Route:
-        """Build the route of epoch 0; keys follow the flat order, dtypes in the order of their names.
+        """Build the route of epoch 0.
+
+        Keys follow the first tensor of each shard: backward passes finish gradients roughly in the
+        reverse order of tensors, so that shards are complete from the last key to the first.
 
         Args:
             tensors: the model's trainable tensors in registration order.
@@ -54,34 +60,43 @@ class PlaceShards:
                     f"cannot route tensor {spec.name!r}: got {spec.numel} elements of {spec.dtype}, need 0 or more"
                     f" of {' or '.join(sorted(WIRE_DTYPES))}; convert it before the optimizer is made"
                 )
-        ranges: list[tuple[str, int, tuple[Piece, ...]]] = []
-        for dtype in sorted({spec.dtype for spec in tensors}):
-            ranges += [(dtype, begin, pieces) for begin, pieces in self._cut(tensors, dtype)]
+        ranges: list[tuple[_Space, int, tuple[Piece, ...]]] = []
+        for space in sorted({(spec.dtype, spec.codec) for spec in tensors}):
+            ranges += [(space, begin, pieces) for begin, pieces in self._cut(tensors, space)]
+        ranges.sort(key=lambda cut: (cut[2][0].tensor, cut[0], cut[1]))
         sizes = [sum(piece.numel for piece in pieces) for _, _, pieces in ranges]
-        bytes_of = [size * WIRE_DTYPES[dtype] for size, (dtype, _, _) in zip(sizes, ranges, strict=True)]
+        bytes_of = [size * WIRE_DTYPES[dtype] for size, ((dtype, _), _, _) in zip(sizes, ranges, strict=True)]
         servers = _least_loaded(bytes_of, self._num_servers)
         shards = tuple(
-            Shard(key=key, server=servers[key], dtype=dtype, begin=begin, numel=sizes[key], pieces=pieces)
-            for key, (dtype, begin, pieces) in enumerate(ranges)
+            Shard(
+                key=key,
+                server=servers[key],
+                dtype=dtype,
+                begin=begin,
+                numel=sizes[key],
+                pieces=pieces,
+                codec=codec,
+            )
+            for key, ((dtype, codec), begin, pieces) in enumerate(ranges)
         )
         return Route(epoch=0, num_servers=self._num_servers, shards=shards)
 
     def _num_shards(self, numel: int, itemsize: int) -> int:
-        """Shards of a dtype: as few as the limit allows, but one a server where they stay large enough."""
+        """Shards of a space: as few as the limit allows, but one a server where they stay large enough."""
         by_limit = -(-numel // (self._shard_bytes // itemsize))
         by_spread = min(self._num_servers, numel * itemsize // MIN_SPREAD_BYTES)
         return max(by_limit, by_spread)
 
-    def _cut(self, tensors: Sequence[TensorSpec], dtype: str) -> list[tuple[int, tuple[Piece, ...]]]:
-        """First element and pieces of each shard of one dtype."""
-        numel = sum(spec.numel for spec in tensors if spec.dtype == dtype)
-        num_shards = self._num_shards(numel, WIRE_DTYPES[dtype])
+    def _cut(self, tensors: Sequence[TensorSpec], space: _Space) -> list[tuple[int, tuple[Piece, ...]]]:
+        """First element and pieces of each shard of one space."""
+        numel = sum(spec.numel for spec in tensors if (spec.dtype, spec.codec) == space)
+        num_shards = self._num_shards(numel, WIRE_DTYPES[space[0]])
         bounds = [numel * shard // num_shards for shard in range(num_shards + 1)] if num_shards else [0]
         cut: list[list[Piece]] = [[] for _ in range(num_shards)]
         position, shard = 0, 0
         for index, spec in enumerate(tensors):
             start = 0
-            while spec.dtype == dtype and start < spec.numel:
+            while (spec.dtype, spec.codec) == space and start < spec.numel:
                 stop = min(spec.numel, start + bounds[shard + 1] - position)
                 cut[shard].append(Piece(tensor=index, start=start, stop=stop, offset=position - bounds[shard]))
                 position += stop - start

@@ -13,6 +13,7 @@ __all__ = [
     "BarrierEnter",
     "BarrierLeave",
     "ControlMessage",
+    "DecodeCosts",
     "Done",
     "EndOfData",
     "JoinGroup",
@@ -59,6 +60,21 @@ class JoinGroup:
     rank: int
     generation: int
     group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCosts:
+    """Server to worker: what adding one element of a payload takes there.
+
+    Args:
+        server: index of the server.
+        codecs: numbers of the codecs that were measured, each once.
+        elem_s: seconds an element, for each of them.
+    """
+
+    server: int
+    codecs: list[int]
+    elem_s: list[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +183,7 @@ ControlMessage: TypeAlias = (
     Register
     | RegisterReply
     | JoinGroup
+    | DecodeCosts
     | LoaderOpen
     | OrderRequest
     | Order
@@ -181,6 +198,7 @@ _TYPES: dict[str, type[ControlMessage]] = {
         Register,
         RegisterReply,
         JoinGroup,
+        DecodeCosts,
         LoaderOpen,
         OrderRequest,
         Order,

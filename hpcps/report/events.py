@@ -14,15 +14,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 from hpcps.errors import DataError
 
 __all__ = [
     "CapacityEvent",
+    "CodecEvent",
     "EVENT_VERSION",
     "GroupingEvent",
     "RunEvent",
@@ -36,6 +37,8 @@ __all__ = [
 
 EVENT_VERSION = 1
 """The version of the event format that this module reads."""
+
+T = TypeVar("T")
 
 _FILE_NAME = re.compile(r"events-r(\d{3,})\.jsonl")
 
@@ -54,6 +57,9 @@ class StepEvent:
         wait_s: time spent waiting for other ranks.
         step_s: from the end of the step before to the end of this one.
         staleness: versions between the parameters used and those on the servers.
+        push_bytes: put into the servers' memory in this step.
+        pull_bytes: read from it.
+        raw_bytes: what the payloads of the pushes would have been without a codec.
     """
 
     t_s: float
@@ -65,6 +71,9 @@ class StepEvent:
     wait_s: float
     step_s: float
     staleness: float
+    push_bytes: int
+    pull_bytes: int
+    raw_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +105,33 @@ class CapacityEvent:
     workers: tuple[int, ...]
     fixed_s: tuple[float, ...]
     per_sample_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecEvent:
+    """A worker encodes a shard in another way from a step on.
+
+    Args:
+        t_s: when it was decided.
+        rank: world rank of the worker.
+        step: the worker's own step number.
+        key: shard.
+        server: index of its server.
+        codec: the codec from now on.
+        codec_before: the one before.
+        link_bytes_per_s: rate of the link as estimated.
+        reason: the choice with its numbers.
+    """
+
+    t_s: float
+    rank: int
+    step: int
+    key: int
+    server: int
+    codec: str
+    codec_before: str
+    link_bytes_per_s: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +173,7 @@ class RunEvents:
     shares: tuple[SharesEvent, ...] = ()
     groupings: tuple[GroupingEvent, ...] = ()
     capacities: tuple[CapacityEvent, ...] = ()
+    codecs: tuple[CodecEvent, ...] = ()
     servers: tuple[ServerEvent, ...] = ()
     runs: tuple[RunEvent, ...] = ()
     summaries: tuple[SummaryEvent, ...] = ()
@@ -257,6 +294,7 @@ def read_run(folder: Path | str) -> RunEvents:
         shares=tuple(found["shares"]),
         groupings=tuple(found["grouping"]),
         capacities=tuple(found["capacity"]),
+        codecs=tuple(found["codec"]),
         servers=tuple(found["server"]),
         runs=tuple(found["run"]),
         summaries=tuple(found["summary"]),
@@ -285,60 +323,16 @@ def _lines(path: Path) -> Iterator[_Line]:
         yield line
 
 
-def _step(line: _Line) -> StepEvent:
-    return StepEvent(
-        t_s=line.number("t_s"),
-        rank=line.integer("rank"),
-        step=line.integer("step"),
-        epoch=line.integer("epoch"),
-        num_samples=line.integer("num_samples"),
-        compute_s=line.number("compute_s"),
-        wait_s=line.number("wait_s"),
-        step_s=line.number("step_s"),
-        staleness=line.number("staleness"),
-    )
+def _plain(kind: type[T], *, same_length: tuple[str, ...] = ()) -> Callable[[_Line], T]:
+    """Reader of an event whose fields are those of a dataclass, in name and type."""
+    getters = {name: _GETTERS[hint] for name, hint in get_type_hints(kind).items()}
 
+    def read(line: _Line) -> T:
+        if same_length:
+            line.same_length(*same_length)
+        return kind(**{name: getter(line, name) for name, getter in getters.items()})
 
-def _shares(line: _Line) -> SharesEvent:
-    line.same_length("counts", "workers")
-    return SharesEvent(
-        t_s=line.number("t_s"),
-        step=line.integer("step"),
-        counts=line.integers("counts"),
-        workers=line.integers("workers"),
-        reason=line.text("reason"),
-    )
-
-
-def _grouping(line: _Line) -> GroupingEvent:
-    return GroupingEvent(
-        t_s=line.number("t_s"),
-        generation=line.integer("generation"),
-        groups=line.groups("groups"),
-        reason=line.text("reason"),
-    )
-
-
-def _capacity(line: _Line) -> CapacityEvent:
-    line.same_length("workers", "fixed_s", "per_sample_s")
-    return CapacityEvent(
-        t_s=line.number("t_s"),
-        workers=line.integers("workers"),
-        fixed_s=line.numbers("fixed_s"),
-        per_sample_s=line.numbers("per_sample_s"),
-    )
-
-
-def _server(line: _Line) -> ServerEvent:
-    return ServerEvent(
-        rank=line.integer("rank"),
-        num_pushes=line.integer("num_pushes"),
-        num_windows=line.integer("num_windows"),
-        num_refused=line.integer("num_refused"),
-        staleness_mean=line.number("staleness_mean"),
-        staleness_max=line.number("staleness_max"),
-        queue_max=line.integer("queue_max"),
-    )
+    return read
 
 
 def _run(line: _Line) -> RunEvent:
@@ -366,12 +360,21 @@ def _summary(line: _Line) -> SummaryEvent:
     )
 
 
-_READERS = {
-    "capacity": _capacity,
-    "grouping": _grouping,
+_GETTERS: dict[Any, Callable[[_Line, str], Any]] = {
+    float: _Line.number,
+    int: _Line.integer,
+    str: _Line.text,
+    tuple[int, ...]: _Line.integers,
+    tuple[float, ...]: _Line.numbers,
+    tuple[tuple[int, ...], ...]: _Line.groups,
+}
+_READERS: dict[str, Callable[[_Line], Any]] = {
+    "capacity": _plain(CapacityEvent, same_length=("workers", "fixed_s", "per_sample_s")),
+    "codec": _plain(CodecEvent),
+    "grouping": _plain(GroupingEvent),
     "run": _run,
-    "server": _server,
-    "shares": _shares,
-    "step": _step,
+    "server": _plain(ServerEvent),
+    "shares": _plain(SharesEvent, same_length=("counts", "workers")),
+    "step": _plain(StepEvent),
     "summary": _summary,
 }

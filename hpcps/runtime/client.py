@@ -1,10 +1,11 @@
-"""A worker's end: registers the plan, pushes shards, waits, pulls, and asks for work.
+"""A worker's end: registers the plan, encodes and pushes shards, waits, pulls, and asks for work.
 
 Joins the worker's state machine with the channel. One thread uses it, the script's own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -13,16 +14,19 @@ from functools import partial
 
 import numpy as np
 
+from hpcps.codec.encoder import Encoded, plain
 from hpcps.comm.channel import Array, Channel, Control, Notice, Ticket
 from hpcps.config import RunConfig
 from hpcps.errors import PlanMismatchError, ProtocolError
 from hpcps.native import checksum
 from hpcps.plan import WIRE_DTYPES, Group, Grouping, Roles, Route, Shard, TensorSpec, digest
+from hpcps.policy.codec_rules import CodecRules
 from hpcps.policy.routing import PlaceShards
 from hpcps.protocol.control import (
     BarrierEnter,
     BarrierLeave,
     ControlMessage,
+    DecodeCosts,
     Done,
     EndOfData,
     JoinGroup,
@@ -34,6 +38,8 @@ from hpcps.protocol.control import (
 )
 from hpcps.protocol.messages import Kind
 from hpcps.protocol.worker import WorkerProtocol, owner_of
+from hpcps.runtime.compression import Compression
+from hpcps.runtime.metrics import EventLog
 from hpcps.runtime.pull import Pull
 from hpcps.runtime.wire import frame_shape, layout_of, to_json
 from hpcps.update.rule import RuleSpec
@@ -65,13 +71,15 @@ class WorkerClient:
         channel: this rank's channel.
         config: the run's settings.
         roles: who serves and who works.
+        events: where events go.
     """
 
-    def __init__(self, channel: Channel, config: RunConfig, *, roles: Roles) -> None:
+    def __init__(self, channel: Channel, config: RunConfig, *, roles: Roles, events: EventLog) -> None:
         self.channel = channel
         self.config = config
         self.roles = roles
         self.rank = channel.rank
+        self.compression = Compression(channel, config, events=events)
         self.grouping = Grouping(generation=0, groups=(Group(index=0, workers=roles.workers),))
         self._group = self.grouping.groups[0]
         self._route: Route | None = None
@@ -81,6 +89,8 @@ class WorkerClient:
         self._barriers_left = 0
         self._num_barriers = 0
         self._told_end = (-1, -1)
+        self._raw_bytes = 0
+        self._volume = (0, 0, 0)
 
     def place(self, tensors: tuple[TensorSpec, ...]) -> Route:
         """Cut the tensors into shards and give each a server; the same on every worker.
@@ -91,6 +101,13 @@ class WorkerClient:
         if self.roles.embedded:
             shard_bytes = max(shard_bytes, sum(spec.numel * WIRE_DTYPES[spec.dtype] for spec in tensors))
         return PlaceShards(len(self.roles.servers), shard_bytes=shard_bytes).decide(tensors)
+
+    def with_rules(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        """Give each tensor the codec that the rules name; one process has no link, so it sends all as it is."""
+        codecs = CodecRules(self.config.compression).decide(tensors)
+        if self.roles.embedded:
+            return tensors
+        return tuple(dataclasses.replace(spec, codec=codec) for spec, codec in zip(tensors, codecs, strict=True))
 
     # --- start ---------------------------------------------------------------------------------------
 
@@ -128,7 +145,8 @@ class WorkerClient:
             tickets = []
             for shard in self.route.shards:
                 presence = bytes(len(shard.pieces))
-                tickets.append(self._send(shard, Kind.INIT, values[shard.key], options, presence, 0.0, 0.0))
+                encoded = plain(values[shard.key])
+                tickets.append(self._send(shard, Kind.INIT, encoded, options, presence, 0.0, 0.0))
             self.wait("the servers to take the first values", tickets=tickets)
         self.wait("the servers to publish the first values", until=self._protocol.loaded)
         for shard in self.route.shards:
@@ -164,15 +182,20 @@ class WorkerClient:
         """Begin the next step: send the shards that this member owns. A buffer is free when its ticket is done."""
         self._protocol.advance()
         group = self.group
+        self.compression.share_frac = contribution.share_frac
         tickets = []
         for shard in self.route.shards:
             if owner_of(shard, group) == self.rank:
+                gradient = gradients[shard.key]
+                self._raw_bytes += gradient.nbytes
+                counts = contribution.weight > 0
+                encoded = self.compression.encode(shard, gradient) if counts else plain(gradient)
                 presence = bytes(bool(contribution.present[piece.tensor]) for piece in shard.pieces)
                 tickets.append(
                     self._send(
                         shard,
                         Kind.GRADIENT,
-                        gradients[shard.key],
+                        encoded,
                         contribution.options,
                         presence,
                         contribution.weight,
@@ -230,6 +253,28 @@ class WorkerClient:
             default=0,
         )
 
+    def end_step(self, *, exchange_s: float, step_s: float) -> None:
+        """A step is over: let the choice of codecs learn from it.
+
+        Args:
+            exchange_s: from the push to the end of the pull.
+            step_s: from the end of the step before.
+        """
+        runs_ahead = self.config.overlap > 0 or len(self.grouping.groups) > 1
+        self.compression.end_step(exchange_s=exchange_s, hidden_s=step_s - exchange_s if runs_ahead else 0.0)
+
+    def step_volume(self) -> dict[str, int]:
+        """Bytes since the last call: put into servers' memory, read from it, and what plain payloads would have been.
+
+        A push that is still on its way counts in the step in which it leaves.
+        """
+        counters = self.channel.counters
+        volume = (counters.pushed_bytes, counters.pulled_bytes, self._raw_bytes)
+        names = ("push_bytes", "pull_bytes", "raw_bytes")
+        fresh = {name: now - before for name, now, before in zip(names, volume, self._volume, strict=True)}
+        self._volume = volume
+        return fresh
+
     def allreduce(self, buffer: Array, *, everyone: bool = False) -> Ticket:
         """Sum over the group or over all workers, in place."""
         return self.channel.allreduce(buffer, everyone=everyone)
@@ -258,9 +303,23 @@ class WorkerClient:
         )
         self._group = self.grouping.group_of(self.rank)
         if self.registered:
+            self._pool_owed()
             self.channel.regroup(order.groups)
             self._join()
         return True
+
+    def _pool_owed(self) -> None:
+        """Give every worker the sum of what the old groups' codecs left out, each by its part of a batch.
+
+        Every new group owes all of it: its own part of the batch is what the servers make of it.
+        """
+        group = self._group
+        for shard in self.route.shards:
+            if self.compression.may_owe(shard):
+                total = self.compression.take_owed(shard)
+                self.wait("what the other groups owe", tickets=(self.allreduce(total, everyone=True),))
+                if owner_of(shard, group) == self.rank:
+                    self.compression.owe(shard, total)
 
     def end_of_data(self) -> None:
         """Tell the servers that the group sends nothing until it starts again; a second call says nothing."""
@@ -321,6 +380,8 @@ class WorkerClient:
             self._barriers_left = max(self._barriers_left, message.index)
         elif isinstance(message, RegisterReply):
             self._replies.append(message.refusal)
+        elif isinstance(message, DecodeCosts):
+            self.compression.on_decode_costs(message)
         else:
             raise ProtocolError(
                 f"cannot accept {type(message).__name__} on a worker; run the same hpcps on every rank", rank=self.rank
@@ -338,7 +399,7 @@ class WorkerClient:
         self,
         shard: Shard,
         kind: Kind,
-        values: Array,
+        encoded: Encoded,
         options: tuple[float, ...],
         presence: bytes,
         weight: float,
@@ -354,10 +415,11 @@ class WorkerClient:
             weight=weight,
             share_frac=share_frac,
             meta_bytes=shape.meta_bytes,
-            payload_bytes=values.nbytes,
-            checksum=checksum(values.view(np.uint8)) if self.config.comm.checksum else 0,
+            payload_bytes=encoded.payload.size,
+            codec=encoded.codec,
+            checksum=checksum(encoded.payload) if self.config.comm.checksum else 0,
         )
-        return self.channel.push(shard.server, header.pack() + shape.pack_meta(options, presence), values)
+        return self.channel.push(shard.server, header.pack() + shape.pack_meta(options, presence), encoded.payload)
 
 
 def _text_digest(text: str) -> str:

@@ -114,7 +114,7 @@ def start(
     open_logs(folder, rank=world.rank, world_size=world.size, host=facts.host, role=role, level=config.log.level)
     from hpcps.comm.start import open_channel
 
-    channel = open_channel(world, roles.workers, config.comm)
+    channel = open_channel(world, roles.workers, config.comm, link_bytes_per_s=config.emulate.link_bytes_per_s)
     _set_lifeline(channel.rank, channel.abort)
     events = EventLog(folder, rank=world.rank, role=role)
     events.write("run", config=dataclasses.asdict(config), world_size=world.size, host=facts.host)
@@ -133,7 +133,7 @@ def start(
         events.close()
         _leave(channel)
         raise SystemExit(0)
-    client = WorkerClient(channel, config, roles=roles)
+    client = WorkerClient(channel, config, roles=roles, events=events)
     name = device(facts.local_rank)
     return Job(client, config, roles=roles, events=events, device=name, close=lambda: _leave(channel), abort=_take_down)
 
@@ -187,7 +187,7 @@ def _start_alone(config: RunConfig, *, make_rule: MakeRule, device: Callable[[in
     def abort(error: BaseException) -> None:
         close()
 
-    client = WorkerClient(worker_end, config, roles=roles)
+    client = WorkerClient(worker_end, config, roles=roles, events=events)
     return Job(client, config, roles=roles, events=events, device=device(0), close=close, abort=abort)
 
 

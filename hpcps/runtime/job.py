@@ -216,8 +216,14 @@ class Job:
         self._emulate()
         self._batch_compute_s = time.monotonic() - self._batch_began_s
 
-    def end_step(self, *, waited_s: float, staleness: int) -> None:
-        """The parameters of the next step are in the model."""
+    def end_step(self, *, waited_s: float, exchange_s: float, staleness: int) -> None:
+        """The parameters of the next step are in the model.
+
+        Args:
+            waited_s: seconds of the step in which the worker waited for others.
+            exchange_s: those of them from the push to the end of the pull.
+            staleness: versions that the model is behind.
+        """
         now_s = time.monotonic()
         self._note_compute()
         self.num_steps += 1
@@ -232,7 +238,9 @@ class Job:
             wait_s=waited_s,
             step_s=now_s - self._step_ended_s,
             staleness=staleness,
+            **self.client.step_volume(),
         )
+        self.client.end_step(exchange_s=exchange_s, step_s=now_s - self._step_ended_s)
         self._step_ended_s = now_s
         self._step_samples, self._step_compute_s = 0, 0.0
 

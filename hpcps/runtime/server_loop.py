@@ -17,12 +17,13 @@ from hpcps.comm.channel import Arrival, Channel, Control, Notice, Ticket
 from hpcps.config import RunConfig
 from hpcps.errors import ProtocolError
 from hpcps.native import checksum
-from hpcps.plan import Roles, Shard, TensorSpec
+from hpcps.plan import Codec, Roles, Shard, TensorSpec
 from hpcps.protocol.actions import Accumulate, Action, Close, Load, Notify, Refuse
 from hpcps.protocol.control import Done, EndOfData, JoinGroup, Register, RegisterReply, decode_control, encode_control
 from hpcps.protocol.messages import HEADER_BYTES, FrameShape, Kind, PushHeader
 from hpcps.protocol.server import ServerProtocol
 from hpcps.runtime.coordination import Coordination
+from hpcps.runtime.decoding import DecodeReport
 from hpcps.runtime.metrics import EventLog
 from hpcps.runtime.wire import frame_shape, layout_of, route_from_json, tensors_from_json
 from hpcps.update.accumulator import Accumulator
@@ -58,8 +59,8 @@ class _ShardState:
     rule: Rule
     total: Accumulator
     publication: Ticket | None = None
-    pending: Arrival | None = None
-    """Frame whose payload the accumulator still refers to."""
+    pending: list[Arrival] = field(default_factory=list)
+    """Frames whose payloads the accumulator still refers to."""
     presence: bytearray = field(default_factory=bytearray)
     options: tuple[float, ...] = ()
     options_clock: int = -1
@@ -116,6 +117,7 @@ class ServerLoop:
         self._done: set[int] = set()
         self._shards: dict[int, _ShardState] = {}
         self._protocol: ServerProtocol | None = None
+        self._decoding = DecodeReport(self._index)
         self.stats = ServerStats()
 
     def serve(self) -> None:
@@ -166,6 +168,8 @@ class ServerLoop:
         due = protocol is not None and protocol.next_deadline_s is not None
         if protocol is not None and due and (protocol.next_deadline_s or 0.0) <= self._clock():
             self._carry_out(protocol.on_timer(now_s=self._clock()))
+        self._settle()
+        self._tell_costs()
         if self._coordination is not None:
             self._coordination.idle()
         return bool(events)
@@ -251,11 +255,14 @@ class ServerLoop:
                 key=header.key,
                 op="push",
             )
-        if header.payload_bytes != arrival.payload.size or header.payload_bytes != state.shard.num_bytes:
+        whole = state.shard.num_bytes
+        encoded = header.codec is not Codec.NONE and header.kind is Kind.GRADIENT
+        fits = header.payload_bytes <= whole if encoded else header.payload_bytes == whole
+        if header.payload_bytes != arrival.payload.size or not fits:
             raise ProtocolError(
                 f"cannot accept a push of shard {header.key} from rank {header.sender}: {arrival.payload.size} payload"
-                f" bytes, header says {header.payload_bytes}, need {state.shard.num_bytes}; run the same plan on"
-                " every rank",
+                f" bytes of codec {header.codec.name.lower()}, header says {header.payload_bytes}, need"
+                f" {'at most ' if encoded else ''}{whole}; run the same plan on every rank",
                 rank=self._channel.rank,
                 key=header.key,
                 op="push",
@@ -287,11 +294,20 @@ class ServerLoop:
                 self._load(self._shards[action.key], action.token)
             else:
                 self._refuse(action)
-        for key in {action.key for action in actions}:
-            state = self._shards[key]
-            if state.pending is not None:
+
+    def _settle(self) -> None:
+        """Decode what this turn brought and no window has closed on, so that the slots are free for the next."""
+        for state in self._shards.values():
+            if state.pending:
                 state.total.settle()
                 self._release(state)
+
+    def _tell_costs(self) -> None:
+        costs = self._decoding.look(self.stats.num_windows, (state.total for state in self._shards.values()))
+        if costs is not None:
+            for rank in self._roles.workers:
+                if rank not in self._done:
+                    self._channel.send(rank, encode_control(costs))
 
     def _load(self, state: _ShardState, frame: _Frame) -> None:
         values = frame.arrival.payload.view(state.shard.dtype)
@@ -315,15 +331,15 @@ class ServerLoop:
             return
         for index, present in enumerate(frame.presence):
             state.presence[index] |= present
-        state.total.add(frame.arrival.payload.view(state.shard.dtype), action.weight)
-        if state.pending is not None:
+        state.total.add(frame.arrival.payload, action.weight, codec=header.codec)
+        if state.total.num_pending == 1:
             self._release(state)
-        state.pending = frame.arrival
+        state.pending.append(frame.arrival)
 
     def _release(self, state: _ShardState) -> None:
-        if state.pending is not None:
-            self._channel.release(state.pending.slot)
-            state.pending = None
+        for arrival in state.pending:
+            self._channel.release(arrival.slot)
+        state.pending.clear()
 
     def _close_window(self, state: _ShardState, action: Close) -> None:
         """Update the shard and publish it; a window without weight only counts on."""

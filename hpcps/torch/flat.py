@@ -1,4 +1,4 @@
-"""The flat space on a worker: parameters and gradients of one wire dtype laid end to end.
+"""The flat spaces on a worker: parameters and gradients of one wire dtype and one codec rule laid end to end.
 
 Where it can be, a parameter's memory is a range of the flat values, so that a pull writes straight into
 the model, and its gradient a range of the flat gradients, so that a push reads straight from it. A parameter
@@ -8,6 +8,7 @@ of another dtype, device or memory order keeps its own memory, and values are co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -26,6 +27,9 @@ _WIRE = {
     torch.complex128: torch.float64,
 }
 _NAMES = {torch.float32: "float32", torch.float64: "float64"}
+
+Space: TypeAlias = tuple[str, str]
+"""Wire dtype and codec rule."""
 
 
 def describe_parameters(
@@ -71,16 +75,19 @@ class FlatTensors:
     def __init__(self, params: Sequence[torch.nn.Parameter], specs: Sequence[TensorSpec], *, route: Route) -> None:
         self.params = list(params)
         self._route = route
-        sizes = {name: sum(spec.numel for spec in specs if spec.dtype == name) for name in _NAMES.values()}
+        sizes: dict[Space, int] = {}
+        for spec in specs:
+            sizes[spec.dtype, spec.codec] = sizes.get((spec.dtype, spec.codec), 0) + spec.numel
         kinds = {name: dtype for dtype, name in _NAMES.items()}
-        self.values = {name: torch.zeros(size, dtype=kinds[name]) for name, size in sizes.items() if size}
-        self._grads = {name: torch.zeros(size, dtype=kinds[name]) for name, size in sizes.items() if size}
+        self.values = {space: torch.zeros(size, dtype=kinds[space[0]]) for space, size in sizes.items() if size}
+        self._grads = {space: torch.zeros(size, dtype=kinds[space[0]]) for space, size in sizes.items() if size}
         begins = dict.fromkeys(sizes, 0)
         self.value_views: list[torch.Tensor] = []
         self.grad_views: list[torch.Tensor] = []
         for param, spec in zip(self.params, specs, strict=True):
-            begin, end = begins[spec.dtype], begins[spec.dtype] + spec.numel
-            begins[spec.dtype] = end
+            space = spec.dtype, spec.codec
+            begin, end = begins[space], begins[space] + spec.numel
+            begins[space] = end
             self.value_views.append(_shaped(self.values, spec, begin, end, param))
             self.grad_views.append(_shaped(self._grads, spec, begin, end, param))
             _adopt(param, self.value_views[-1])
@@ -102,7 +109,7 @@ class FlatTensors:
 
     def staging(self) -> list[Array]:
         """Room for the values of every shard outside the model."""
-        return self._cut({name: torch.empty_like(flat) for name, flat in self.values.items()})
+        return self._cut({space: torch.empty_like(flat) for space, flat in self.values.items()})
 
     def install(self) -> None:
         """Copy the flat values into the parameters that have memory of their own, or were given some since."""
@@ -116,9 +123,11 @@ class FlatTensors:
         param, view = self.params[index], self.grad_views[index]
         return param.dtype == view.dtype and param.device == view.device
 
-    def _cut(self, flats: Mapping[str, torch.Tensor]) -> list[Array]:
-        arrays = {name: flat.numpy() for name, flat in flats.items()}
-        return [arrays[shard.dtype][shard.begin : shard.begin + shard.numel] for shard in self._route.shards]
+    def _cut(self, flats: Mapping[Space, torch.Tensor]) -> list[Array]:
+        arrays = {space: flat.numpy() for space, flat in flats.items()}
+        return [
+            arrays[shard.dtype, shard.codec][shard.begin : shard.begin + shard.numel] for shard in self._route.shards
+        ]
 
 
 def _adopt(param: torch.nn.Parameter, view: torch.Tensor) -> None:
@@ -130,12 +139,12 @@ def _adopt(param: torch.nn.Parameter, view: torch.Tensor) -> None:
 
 
 def _shaped(
-    flats: Mapping[str, torch.Tensor], spec: TensorSpec, begin: int, end: int, param: torch.nn.Parameter
+    flats: Mapping[Space, torch.Tensor], spec: TensorSpec, begin: int, end: int, param: torch.nn.Parameter
 ) -> torch.Tensor:
     """A range of the flat space in the shape of a parameter; a complex one as pairs."""
     if spec.numel == 0:
         return torch.empty_like(param, dtype=_WIRE[param.dtype] if not param.is_complex() else param.dtype)
-    flat = flats[spec.dtype][begin:end]
+    flat = flats[spec.dtype, spec.codec][begin:end]
     if param.is_complex():
         return torch.view_as_complex(flat.view(*param.shape, 2))
     return flat.view(param.shape)

@@ -67,6 +67,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._option_names = rule.option_names
         names = {id(param): name for name, param in reversed(list(model.named_parameters(remove_duplicate=False)))}
         self._params, specs = describe_parameters(self.param_groups, names)
+        specs = self._client.with_rules(specs)
         route = self._client.place(specs)
         self._flat = FlatTensors(self._params, specs, route=route)
         self._buffers = BufferKeeper(model, self._params, job)
@@ -216,7 +217,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not all(ticket.done for ticket in gradients.pushes):
             for param in self._params:  # the memory belongs to the push until it has left
                 param.grad = None
-        self._job.end_step(waited_s=gradients.waited_s + time.monotonic() - began_s, staleness=staleness)
+        exchange_s = time.monotonic() - began_s
+        self._job.end_step(waited_s=gradients.waited_s + exchange_s, exchange_s=exchange_s, staleness=staleness)
 
     def _take_newer(self) -> None:
         """Wait as the mode says and take what is newer; with overlap, take what the last step asked for."""

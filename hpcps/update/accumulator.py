@@ -1,25 +1,37 @@
 """The weighted mean of the gradients that one window of one shard collects.
 
-The newest payload is only referred to, because a window often holds just one and then nothing need be
-copied. `Accumulator.settle` frees the caller's memory by folding the payload in.
+The newest payloads are only referred to, because a window often holds just one, and because several are decoded in
+one pass over memory. `Accumulator.settle` frees the caller's memory by folding them in.
 
     add(a)     pending a                      own memory: -
-    add(b)     pending b                      own memory: wa*a                 (assigned)
-    settle()   pending -                      own memory: wa*a + wb*b          (added, b's memory is free)
-    mean(w)    result  own memory * 1/w
+    add(b)     pending a, b                   own memory: -
+    settle()   pending -                      own memory: wa*a + wb*b          (a's and b's memory is free)
+    add(c)     pending c                      own memory: wa*a + wb*b
+    mean(w)    result                         own memory: (wa*a + wb*b + wc*c) * 1/w
 """
 
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import dataclass
 
 import numpy as np
 
 from hpcps import native
 from hpcps.errors import ProtocolError
-from hpcps.native import RealArray
+from hpcps.native import Bytes, RealArray
+from hpcps.plan import Codec
 
-__all__ = ["Accumulator"]
+__all__ = ["Accumulator", "DecodeTime"]
+
+
+@dataclass(slots=True)
+class DecodeTime:
+    """Time that was spent on payloads of one codec."""
+
+    num_elems: int = 0
+    busy_s: float = 0.0
 
 
 class Accumulator:
@@ -28,38 +40,46 @@ class Accumulator:
     Args:
         numel: elements of the shard, at least 1.
         dtype: its dtype, ``float32`` or ``float64``; sums are in this dtype.
+
+    Attributes:
+        times: by codec, what folding took; passes over payloads of several codecs are not counted.
     """
+
+    max_pending = 8
+    """Payloads that one pass takes; one more folds them first."""
 
     def __init__(self, numel: int, dtype: str) -> None:
         self._numel = numel
         self._dtype = np.dtype(dtype)
         self._smallest_total = float(np.finfo(self._dtype).tiny)
         self._own: RealArray | None = None
-        self._num_added = 0
-        self._num_folded = 0
-        self._pending: RealArray | None = None
-        self._pending_weight = 0.0
+        self._has_folded = False
+        self._payloads: list[Bytes] = []
+        self._codecs: list[Codec] = []
+        self._weights: list[float] = []
+        self.times: dict[Codec, DecodeTime] = {}
 
     @property
-    def num_added(self) -> int:
-        """Payloads added since the last `mean`."""
-        return self._num_added
+    def num_pending(self) -> int:
+        """Payloads whose memory is still needed."""
+        return len(self._payloads)
 
-    def add(self, payload: RealArray, weight: float) -> None:
-        """Add a payload; its memory must stay as it is until `settle`, `mean` or the next `add` returns.
+    def add(self, payload: Bytes, weight: float, *, codec: Codec = Codec.NONE) -> None:
+        """Add a payload; its memory must stay as it is until `settle` or `mean` returns.
 
         Args:
-            payload: contiguous, of the shard's size and dtype; it is not written.
+            payload: contiguous bytes; it is not written.
             weight: its weight in the mean, 0 or more.
+            codec: how it is encoded.
 
         Raises:
-            ProtocolError: the payload does not fit the shard, or the weight is not finite or below 0.
+            ProtocolError: the payload cannot be of this shard, or the weight is not finite or below 0.
         """
-        fits = payload.shape == (self._numel,) and payload.dtype == self._dtype
-        if not fits or not (payload.flags.c_contiguous and payload.flags.aligned):
+        whole = self._numel * self._dtype.itemsize
+        if codec is Codec.NONE and not (payload.size == whole and payload.flags.c_contiguous):
             raise ProtocolError(
-                f"cannot add a payload: {payload.shape} {payload.dtype}, need ({self._numel},) {self._dtype},"
-                " contiguous and aligned; run the same plan on every rank",
+                f"cannot add a payload: {payload.size} bytes, need {whole} for {self._numel} elements of"
+                f" {self._dtype}; run the same plan on every rank",
                 op="accumulate",
             )
         if not (math.isfinite(weight) and weight >= 0):
@@ -67,28 +87,41 @@ class Accumulator:
                 f"cannot add a payload: weight {weight}, need a finite number of 0 or more; check the sample counts",
                 op="accumulate",
             )
-        self.settle()
-        self._pending, self._pending_weight = payload, weight
-        self._num_added += 1
+        if len(self._payloads) == self.max_pending:
+            self.settle()
+        self._payloads.append(payload)
+        self._codecs.append(codec)
+        self._weights.append(weight)
 
     def settle(self) -> None:
-        """Fold the pending payload into own memory, so that the caller may use its memory again."""
-        if self._pending is None:
+        """Fold the pending payloads into own memory, so that the caller may use their memory again.
+
+        Raises:
+            ProtocolError: one of them is no encoding of this shard; nothing was changed.
+        """
+        if not self._payloads:
             return
         if self._own is None:
             self._own = np.empty(self._numel, dtype=self._dtype)
-        if self._num_folded == 0:
-            native.assign(self._own, self._pending, self._pending_weight)
-        else:
-            native.accumulate(self._own, self._pending, self._pending_weight)
-        self._num_folded += 1
-        self._pending = None
+        began_s = time.perf_counter()
+        try:
+            native.decode_accumulate(
+                self._own, self._payloads, self._codecs, self._weights, assign=not self._has_folded
+            )
+        except ValueError as error:
+            raise ProtocolError(f"{error}; run the same hpcps on every rank", op="accumulate") from error
+        if len(set(self._codecs)) == 1:
+            spent = self.times.setdefault(self._codecs[0], DecodeTime())
+            spent.num_elems += self._numel * len(self._payloads)
+            spent.busy_s += time.perf_counter() - began_s
+        self._has_folded = True
+        self._forget()
 
     def mean(self, total_weight: float) -> RealArray:
         """Give the weighted sum over the total weight, and start anew.
 
-        A single payload that carries the whole weight is returned itself, uncopied. Otherwise the result stands
-        in own memory and is valid until the next `settle`, or the second `add`, after this call.
+        A single payload that is not encoded and carries the whole weight is returned itself, uncopied. Otherwise the
+        result stands in own memory and is valid until the next `settle`, or until `add` calls it.
 
         Args:
             total_weight: at least the smallest normal number of the dtype.
@@ -99,19 +132,35 @@ class Accumulator:
         Raises:
             ProtocolError: nothing was added, or the total weight is out of range; nothing was changed.
         """
-        if self._num_added == 0 or not self._smallest_total <= total_weight < math.inf:
+        if not (self._payloads or self._has_folded) or not self._smallest_total <= total_weight < math.inf:
             raise ProtocolError(
-                f"cannot take a mean: {self._num_added} payloads with total weight {total_weight}, need at least 1"
-                f" and a finite weight from {self._smallest_total:.3g}; close a window only when it holds weight",
+                f"cannot take a mean: {len(self._payloads)} payloads pending, total weight {total_weight}; need at"
+                f" least 1 and a finite weight from {self._smallest_total:.3g}; close a window only when it holds"
+                " weight",
                 op="accumulate",
             )
-        if self._num_folded == 0 and self._pending is not None and self._pending_weight == total_weight:
-            result = self._pending
+        single = not self._has_folded and len(self._payloads) == 1 and self._weights[0] == total_weight
+        if single and self._codecs[0] is Codec.NONE and self._is_aligned(self._payloads[0]):
+            result: RealArray = self._payloads[0].view(self._dtype)
         else:
-            self.settle()
+            self._settle_for(total_weight, single=single)
             assert self._own is not None  # something was added, so something was folded
             result = self._own
-            native.scale(result, 1.0 / total_weight)
-        self._pending = None
-        self._num_added = self._num_folded = 0
+        self._forget()
+        self._has_folded = False
         return result
+
+    def _settle_for(self, total_weight: float, *, single: bool) -> None:
+        """Fold, and divide by the total; what is single and has the whole weight is decoded as it is."""
+        if single:
+            self._weights[0] = 1.0
+        self.settle()
+        if not single:
+            assert self._own is not None
+            native.scale(self._own, 1.0 / total_weight)
+
+    def _is_aligned(self, payload: Bytes) -> bool:
+        return payload.ctypes.data % self._dtype.itemsize == 0
+
+    def _forget(self) -> None:
+        self._payloads, self._codecs, self._weights = [], [], []

@@ -15,10 +15,13 @@ speeds_by_rank = st.dictionaries(
 )
 tensor_lists = st.lists(
     st.builds(
-        lambda numel, dtype, group: TensorSpec(name="t", numel=numel, dtype=dtype, param_group=group),
+        lambda numel, dtype, group, codec: TensorSpec(
+            name="t", numel=numel, dtype=dtype, param_group=group, codec=codec
+        ),
         st.one_of(st.integers(0, 5), st.integers(0, 60_000)),
         st.sampled_from(["float32", "float64"]),
         st.integers(0, 2),
+        st.sampled_from(["none", "fp16", "auto"]),
     ),
     max_size=12,
 )
@@ -51,9 +54,9 @@ def test_groups_partition_the_workers(speeds: dict[int, float], mode: str, size:
 def test_routes_cover_each_element_once(tensors: list[TensorSpec], num_servers: int, shard_bytes: int) -> None:
     route = PlaceShards(num_servers, shard_bytes=shard_bytes).decide(tensors)
     reached = dict.fromkeys(range(len(tensors)), 0)
-    flat = {"float32": 0, "float64": 0}
+    flat = {(spec.dtype, spec.codec): 0 for spec in tensors}
     for shard in route.shards:
-        assert shard.begin == flat[shard.dtype]
+        assert shard.begin == flat[shard.dtype, shard.codec]
         assert 1 <= shard.numel
         assert shard.num_bytes <= shard_bytes
         offset = 0
@@ -61,11 +64,13 @@ def test_routes_cover_each_element_once(tensors: list[TensorSpec], num_servers: 
             assert piece.offset == offset
             assert piece.start == reached[piece.tensor]
             assert piece.numel >= 1
-            assert tensors[piece.tensor].dtype == shard.dtype
+            assert (tensors[piece.tensor].dtype, tensors[piece.tensor].codec) == (shard.dtype, shard.codec)
             reached[piece.tensor] = piece.stop
             offset += piece.numel
         assert offset == shard.numel
-        flat[shard.dtype] += shard.numel
+        flat[shard.dtype, shard.codec] += shard.numel
+    firsts = [shard.pieces[0].tensor for shard in route.shards]
+    assert firsts == sorted(firsts)
     assert reached == {index: spec.numel for index, spec in enumerate(tensors)}
     loads = [sum(shard.num_bytes for shard in route.of_server(server)) for server in range(num_servers)]
     assert sum(loads) == sum(shard.num_bytes for shard in route.shards)
@@ -75,11 +80,11 @@ def test_routes_cover_each_element_once(tensors: list[TensorSpec], num_servers: 
 
 @settings(deadline=None, max_examples=100, derandomize=True)
 @given(tensors=tensor_lists, num_servers=st.integers(1, 6))
-def test_shards_of_a_dtype_are_even_and_reach_every_server(tensors: list[TensorSpec], num_servers: int) -> None:
+def test_shards_of_a_space_are_even_and_reach_every_server(tensors: list[TensorSpec], num_servers: int) -> None:
     route = PlaceShards(num_servers, shard_bytes=4 * 1024 * 1024).decide(tensors)
-    for dtype in ("float32", "float64"):
-        sizes = [shard.numel for shard in route.shards if shard.dtype == dtype]
-        num_bytes = sum(shard.num_bytes for shard in route.shards if shard.dtype == dtype)
+    for space in {(spec.dtype, spec.codec) for spec in tensors}:
+        sizes = [shard.numel for shard in route.shards if (shard.dtype, shard.codec) == space]
+        num_bytes = sum(shard.num_bytes for shard in route.shards if (shard.dtype, shard.codec) == space)
         assert max(sizes, default=0) - min(sizes, default=0) <= 1
         if num_bytes >= num_servers * 65_536:
             assert len(sizes) >= num_servers

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from hpcps.comm.actor import Operation
 from hpcps.comm.channel import Bytes, Counters, Slot, Ticket
 from hpcps.comm.layout import Layout, ShardRoom
+from hpcps.comm.link import Throttle
 from hpcps.comm.plane import Plane
 
 NOTHING = np.zeros(0, np.uint8)
@@ -18,8 +21,8 @@ NOTHING = np.zeros(0, np.uint8)
 class Channel(SimpleNamespace):
     """The part of a channel that pushes use."""
 
-    def __init__(self) -> None:
-        super().__init__(counters=Counters(), rank=9)
+    def __init__(self, link_bytes_per_s: float) -> None:
+        super().__init__(counters=Counters(), rank=9, link_bytes_per_s=link_bytes_per_s)
 
     def finish(self, ticket: Ticket) -> None:
         ticket.done = True
@@ -28,8 +31,10 @@ class Channel(SimpleNamespace):
 class RecordingPlane(Plane):
     """Keeps what was sent; the test gives slots and payloads back."""
 
-    def __init__(self, *, num_servers: int, num_slots: int) -> None:
-        super().__init__(Channel())  # type: ignore[arg-type]
+    frame_extra_bytes = 10
+
+    def __init__(self, *, num_servers: int, num_slots: int, link_bytes_per_s: float = 0.0) -> None:
+        super().__init__(Channel(link_bytes_per_s))  # type: ignore[arg-type]
         self.sent: list[tuple[int, int, int, bytes]] = []
         self.credits: dict[tuple[int, int], int] = {}
         self.held: set[tuple[int, int]] = set()
@@ -123,3 +128,42 @@ def test_a_ticket_is_done_when_its_payload_is_free() -> None:
     plane.held.clear()
     assert turns(active) == []
     assert tickets[0].done
+
+
+def test_what_a_link_carried_is_counted_with_all_that_a_push_puts() -> None:
+    plane = RecordingPlane(num_servers=2, num_slots=2)
+    tickets = [Ticket() for _ in range(3)]
+    payload = np.zeros(100, np.uint8)
+    active = [plane.push(0, b"head", payload, ticket) for ticket in tickets]
+    active.append(plane.push(1, b"", NOTHING, Ticket()))
+    active = turns(active)
+    assert plane.link_use(0)[:2] == (2, 2 * (4 + 100 + 10)), "the third waits for a slot"
+    plane.credits = {(0, 0): 1, (0, 1): 2}
+    turns(active)
+    assert plane.link_use(0)[:2] == (3, 3 * (4 + 100 + 10))
+    assert plane.link_use(1)[:2] == (1, 10)
+    assert plane._channel.counters.pushed_bytes == 3 * 114 + 10
+    assert plane.link_use(0).busy_s > 0
+
+
+def test_an_emulated_link_carries_one_frame_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    plane = RecordingPlane(num_servers=1, num_slots=2, link_bytes_per_s=1000.0)
+    payload = np.zeros(500, np.uint8)
+    active = [plane.push(0, b"", payload, Ticket()) for _ in range(2)]
+    sent = []
+    for _ in range(12):
+        active = turns(active)
+        sent.append(len(plane.sent))
+        now_s[0] += 0.125
+    assert sent == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert plane.link_use(0) == (2, 1020, 1.0)
+
+
+def test_a_throttle_takes_turns_and_never_saves_up() -> None:
+    throttle = Throttle(100.0)
+    assert throttle.reserve(50, now_s=10.0) == 10.5
+    assert throttle.reserve(50, now_s=10.1) == 11.0
+    assert throttle.reserve(50, now_s=20.0) == 20.5, "an idle link does not carry twice as much later"
+    assert Throttle().reserve(10**9, now_s=3.0) == 3.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hpcps.errors import ConfigError, DataError
@@ -10,8 +12,8 @@ from hpcps.policy import PlaceShards
 from hpcps.units import KiB
 
 
-def tensor(name: str, numel: int, dtype: str = "float32", *, param_group: int = 0) -> TensorSpec:
-    return TensorSpec(name=name, numel=numel, dtype=dtype, param_group=param_group)
+def tensor(name: str, numel: int, dtype: str = "float32", *, param_group: int = 0, codec: str = "none") -> TensorSpec:
+    return TensorSpec(name=name, numel=numel, dtype=dtype, param_group=param_group, codec=codec)
 
 
 def piece(tensor: int, start: int, stop: int, offset: int) -> Piece:
@@ -50,9 +52,37 @@ def test_each_dtype_has_its_own_flat_space() -> None:
     tensors = [tensor("w", 10, "float64"), tensor("a", 3), tensor("v", 2, "float64")]
     route = PlaceShards(1, shard_bytes=4096).decide(tensors)
     assert [(shard.dtype, shard.begin, shard.numel, shard.pieces) for shard in route.shards] == [
-        ("float32", 0, 3, (piece(1, 0, 3, 0),)),
         ("float64", 0, 12, (piece(0, 0, 10, 0), piece(2, 0, 2, 10))),
+        ("float32", 0, 3, (piece(1, 0, 3, 0),)),
     ]
+
+
+def test_each_codec_rule_has_its_own_flat_space() -> None:
+    tensors = [
+        tensor("a", 3, codec="fp16"),
+        tensor("b", 400),
+        tensor("c", 5, codec="fp16"),
+        tensor("d", 2, "float64"),
+        tensor("e", 300),
+        tensor("f", 7, codec="auto"),
+    ]
+    route = PlaceShards(1, shard_bytes=1600).decide(tensors)
+    got = [(s.key, s.dtype, s.codec, s.begin, s.numel, s.pieces) for s in route.shards]
+    assert got == [
+        (0, "float32", "fp16", 0, 8, (piece(0, 0, 3, 0), piece(2, 0, 5, 3))),
+        (1, "float32", "none", 0, 350, (piece(1, 0, 350, 0),)),
+        (2, "float32", "none", 350, 350, (piece(1, 350, 400, 0), piece(4, 0, 300, 50))),
+        (3, "float64", "none", 0, 2, (piece(3, 0, 2, 0),)),
+        (4, "float32", "auto", 0, 7, (piece(5, 0, 7, 0),)),
+    ]
+
+
+def test_one_rule_for_all_cuts_and_places_as_none_does() -> None:
+    sizes = [100, 0, 500, 168, 9000]
+    plain = PlaceShards(3, shard_bytes=4096).decide([tensor("t", size) for size in sizes])
+    ruled = PlaceShards(3, shard_bytes=4096).decide([tensor("t", size, codec="int8") for size in sizes])
+    assert {shard.codec for shard in ruled.shards} == {"int8"}
+    assert tuple(replace(shard, codec="none") for shard in ruled.shards) == plain.shards
 
 
 # servers, shard_bytes, bytes of one float32 tensor, sizes of the shards in bytes, their servers

@@ -13,6 +13,7 @@ from hpcps.protocol.control import (
     BarrierEnter,
     BarrierLeave,
     ControlMessage,
+    DecodeCosts,
     Done,
     EndOfData,
     JoinGroup,
@@ -59,6 +60,7 @@ MESSAGES: list[ControlMessage] = [
     BarrierEnter(rank=2, index=1),
     BarrierLeave(index=1),
     Done(rank=3),
+    DecodeCosts(server=1, codecs=[2, 4], elem_s=[1e-9, 5e-10]),
 ]
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

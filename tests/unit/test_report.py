@@ -38,6 +38,7 @@ def step(number: int, end_s: float, step_s: float, num_samples: int, *, compute_
     return {
         "event": "step", "t_s": end_s, "step": number, "epoch": 0, "num_samples": num_samples, "staleness": 0,
         "compute_s": compute_s, "wait_s": step_s - compute_s, "step_s": step_s,
+        "push_bytes": 12, "pull_bytes": 40, "raw_bytes": 36,
     }  # fmt: skip
 
 
@@ -88,7 +89,18 @@ def test_every_event_is_read_into_its_type(tmp_path: Path) -> None:
     assert run.shares == (SharesEvent(t_s=1.0, step=0, counts=(96, 32), workers=(1, 2), reason="fit"),)
     assert [(event.rank, event.step, event.num_samples) for event in run.steps] == [(1, 0, 9), (1, 1, 7)]
     assert run.steps[0] == StepEvent(
-        t_s=0.2, rank=1, step=0, epoch=0, num_samples=9, compute_s=0.0, wait_s=0.2, step_s=0.2, staleness=0.0
+        t_s=0.2,
+        rank=1,
+        step=0,
+        epoch=0,
+        num_samples=9,
+        compute_s=0.0,
+        wait_s=0.2,
+        step_s=0.2,
+        staleness=0.0,
+        push_bytes=12,
+        pull_bytes=40,
+        raw_bytes=36,
     )
     assert run.summaries == (SummaryEvent(rank=1, values=(("test_auc", 0.8),)),)
     assert [(server.num_pushes, server.staleness_max) for server in run.servers] == [(8, 2.0)]

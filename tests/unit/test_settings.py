@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcps.config import RunConfig, WindowConfig
+from hpcps.config import CompressionConfig, RunConfig, WindowConfig
 from hpcps.errors import ConfigError
 from hpcps.settings import (
     Layer,
@@ -88,6 +88,10 @@ GOOD = [
     ("worker_endpoints", "a:1, b:2", ("a:1", "b:2")),
     ("worker_endpoints", ["a", "b"], ("a", "b")),
     ("worker_endpoints", "", ()),
+    ("compression.rules", "embedding.*=fp16, *=auto", ("embedding.*=fp16", "*=auto")),
+    ("compression.rules", [], ()),
+    ("compression.auto_codecs", "none,int8", ("none", "int8")),
+    ("compression.error_feedback", "off", False),
     ("log.dir", "", ""),
     ("log.dir", Path("runs/1"), "runs/1"),
 ]
@@ -136,7 +140,7 @@ UNKNOWN = [
     ("quorum_frac", "unknown, nearest is 'window.quorum_frac' in section 'window'; write window.quorum_frac"),
     ("quorum_fraction", "unknown, nearest is 'window.quorum_frac' in section 'window'; write window.quorum_frac"),
     ("comm.seed", "unknown, nearest is 'seed' in the top level; write seed"),
-    ("emulate", "it is a section, need one setting; set one of emulate.speeds, emulate.sample_s"),
+    ("log", "it is a section, need one setting; set one of log.dir, log.level, log.progress_s"),
     ("xyzzy", "unknown, and no name is near it; list all with hpcps run --show-config"),
 ]
 
@@ -158,6 +162,37 @@ def test_a_value_out_of_range_names_its_source() -> None:
     )
 
 
+COMPRESSION = [
+    ({"rules": ("fp16",)}, "cannot accept compression.rules: got 'fp16', need PATTERN=CODEC; write for example *=fp16"),
+    ({"rules": ("=fp16",)}, "cannot accept compression.rules: got '=fp16', need PATTERN=CODEC"),
+    ({"rules": ("*=ftp16",)}, "cannot accept compression.rules: got codec 'ftp16', nearest is 'fp16'; write fp16"),
+    ({"rules": ("*=topc:0.1",)}, "got codec 'topc:0.1', nearest is 'topk'; write topk:0.1"),
+    ({"rules": ("*=atuo",)}, "got codec 'atuo', nearest is 'auto'; write auto"),
+    ({"rules": ("*=zzz",)}, "cannot accept compression.rules: cannot read codec 'zzz': need one of none, fp32"),
+    ({"rules": ("*=fp16:2",)}, "cannot accept compression.rules: cannot use codec fp16 with part 2"),
+    ({"rules": ("*=topk:2",)}, "cannot accept compression.rules: cannot use codec topk with part 2"),
+    ({"auto_codecs": ("fp16",)}, "cannot accept compression.auto_codecs: got ('fp16',), need none among them"),
+    ({"auto_codecs": ("none", "auto")}, "cannot accept compression.auto_codecs: cannot read codec 'auto'"),
+    ({"auto_codecs": ("none", "topk", "topk:0.01")}, "need each codec once; leave one out"),
+    ({"min_gain_frac": 1.0}, "cannot accept compression.min_gain_frac: got 1.0, need 0 to below 1"),
+    ({"switch_gain_frac": -0.1}, "cannot accept compression.switch_gain_frac: got -0.1, need 0 to below 1"),
+    ({"max_error": -1.0}, "cannot accept compression.max_error: got -1.0, need 0 or more"),
+    ({"hold_steps": 0}, "cannot accept compression.hold_steps: got 0, need at least 1"),
+]
+
+
+@pytest.mark.parametrize(("values", "text"), COMPRESSION)
+def test_wrong_compression_is_refused(values: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        CompressionConfig(**values)
+    assert text in str(caught.value)
+
+
+def test_rules_of_compression_are_read_into_one_spelling() -> None:
+    config = CompressionConfig(rules=("a=b.*= TopK", "*=AUTO"))
+    assert config.parsed_rules() == (("a=b.*", "topk:0.01"), ("*", "auto"))
+
+
 def test_sections_may_be_mappings_or_config_values() -> None:
     made = nested_layer("script", {"seed": 4, "comm": {"mode": "rma"}, "window": WindowConfig(mad_k=2.0)})
     config = resolve([made]).config
@@ -166,11 +201,15 @@ def test_sections_may_be_mappings_or_config_values() -> None:
 
 def test_toml_tables_are_sections(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text('seed = 5\nheterogeneous = true\n[comm]\nshard_bytes = "1MiB"\n[emulate]\nspeeds = [3, 2, 1]\n')
+    path.write_text(
+        'seed = 5\nheterogeneous = true\n[comm]\nshard_bytes = "1MiB"\n[emulate]\nspeeds = [3, 2, 1]\n'
+        '[compression]\nrules = ["[abc]*=fp16", "*=auto"]\n'
+    )
     resolved = resolve([load_toml(path)])
     assert (resolved.config.seed, resolved.config.heterogeneous) == (5, True)
     assert resolved.config.comm.shard_bytes == 1048576
     assert resolved.config.emulate.speeds == (3.0, 2.0, 1.0)
+    assert resolved.config.compression.rules == ("[abc]*=fp16", "*=auto")
     assert resolved.sources["comm.shard_bytes"] == f"file {path}"
 
 

@@ -1,0 +1,40 @@
+"""One direction of a rank's link: what went over it, in what time, and how long an emulated one would take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["LinkUse", "NO_USE", "Throttle"]
+
+
+class LinkUse(NamedTuple):
+    """What was pushed to one server so far.
+
+    ``busy_s`` counts the time in which at least one frame was under way, waits for a free slot left out.
+    """
+
+    num_frames: int = 0
+    num_bytes: int = 0
+    busy_s: float = 0.0
+
+
+NO_USE = LinkUse()
+
+
+class Throttle:
+    """Says when bytes would be over an emulated link that carries one thing after the other.
+
+    Args:
+        bytes_per_s: rate of the link; 0: as fast as it goes.
+    """
+
+    def __init__(self, bytes_per_s: float = 0.0) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+
+    def reserve(self, num_bytes: int, *, now_s: float) -> float:
+        """Take the link for so many bytes, after all that was taken before. Returns: when they are over."""
+        if self._bytes_per_s == 0:
+            return now_s
+        self._free_s = max(now_s, self._free_s) + num_bytes / self._bytes_per_s
+        return self._free_s

@@ -1,0 +1,309 @@
+"""Compression on a worker: an encoder for each shard that it owns, and the choice where the rule says ``auto``.
+
+step 3 + i      shard i tries all candidates on its gradient: encode, decode, bytes, error
+each step       encode seconds and payload of the codec in use; what each link carried in what time
+every 5 steps   the policy chooses, a switch is an event; what is owed goes on under the new codec
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hpcps.codec.costs import Trial, try_codec
+from hpcps.codec.encoder import Encoded, ShardEncoder, fits
+from hpcps.comm.channel import Array, Channel
+from hpcps.comm.link import LinkUse
+from hpcps.config import CompressionConfig, RunConfig
+from hpcps.plan import Codec, CodecSpec, Shard
+from hpcps.policy.codec_choice import ChoiceMemory, CodecChoice, CodecCost, CodecDecision, CodecFacts
+from hpcps.policy.codec_rules import auto_candidates
+from hpcps.policy.link_estimate import LinkEstimate
+from hpcps.protocol.control import DecodeCosts
+from hpcps.runtime.metrics import EventLog
+
+__all__ = ["AUTO", "Compression"]
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+NONE = CodecSpec(codec=Codec.NONE)
+
+_FIRST_TRIAL_STEP = 3
+_TRIAL_STEPS = 512
+"""Steps between two trials of a shard: gradients and machines change slowly."""
+_CHOICE_STEPS = 5
+_KEPT = 9
+"""Measurements that a median is taken over."""
+_ENOUGH = 5
+"""Exchanges under a codec before they are held against those before."""
+
+
+@dataclass(slots=True)
+class _Auto:
+    """What a choice of one shard rests on."""
+
+    candidates: tuple[CodecSpec, ...]
+    memory: ChoiceMemory = field(default_factory=ChoiceMemory)
+    trials: dict[CodecSpec, Trial] = field(default_factory=dict)
+    density: float = 1.0
+    encode_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    num_bytes: int = 0
+    exchange_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    before_s: float | None = None
+    next_trial_step: int = 0
+    probing: bool = False
+
+
+@dataclass(slots=True)
+class _State:
+    """One shard."""
+
+    shard: Shard
+    encoder: ShardEncoder
+    auto: _Auto | None
+    step: int = 0
+    """The last step in which it was encoded here."""
+
+
+@dataclass(slots=True)
+class _Link:
+    """The way to one server."""
+
+    estimate: LinkEstimate = field(default_factory=LinkEstimate)
+    seen: LinkUse = field(default_factory=LinkUse)
+    decode_s: dict[int, float] = field(default_factory=dict)
+    """Seconds an element by codec, as the server measured."""
+
+
+class Compression:
+    """Encoders and choices of one worker.
+
+    Args:
+        channel: the worker's channel, asked what its links carried.
+        config: the run's settings.
+        events: where switches and not finite gradients are noted.
+        clock: seconds, rising.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        config: RunConfig,
+        *,
+        events: EventLog,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.share_frac = 1.0
+        """The group's part of a full batch in the last push."""
+        self._channel = channel
+        self._config: CompressionConfig = config.compression
+        self._overlap = config.overlap
+        self._events = events
+        self._clock = clock
+        self._choice = CodecChoice(self._config)
+        self._states: dict[int, _State] = {}
+        self._links: dict[int, _Link] = {}
+        self._step = 1
+        self._told_not_finite = False
+        self._pinned: CodecSpec | None = None
+
+    # --- one step ----------------------------------------------------------------------------------
+
+    def encode(self, shard: Shard, gradient: Array) -> Encoded:
+        """The payload of this step's push; valid until the next call for the shard."""
+        state = self._states.get(shard.key) or self._open(shard)
+        state.step = self._step
+        auto = state.auto
+        learns = auto is not None and self._pinned is None
+        if auto is not None and learns and self._step >= auto.next_trial_step:
+            self._try(state, auto, gradient)
+        began_s = self._clock()
+        encoded = state.encoder.encode(gradient)
+        if auto is not None and learns and not auto.probing:
+            auto.encode_s.append(self._clock() - began_s)
+            auto.num_bytes = encoded.payload.size
+        if encoded.num_not_finite:
+            self._note_not_finite(shard, encoded.num_not_finite)
+        return encoded
+
+    def end_step(self, *, exchange_s: float, hidden_s: float) -> None:
+        """The parameters of the next step are there: learn from this one, and choose.
+
+        Args:
+            exchange_s: from the first push to the last pull that was waited for.
+            hidden_s: seconds of the step in which transfers went on while the worker did something else.
+        """
+        pushed = [(state, state.auto) for state in self._states.values() if state.auto and state.step == self._step]
+        for server in {state.shard.server for state, _ in pushed}:
+            self._note_link(server)
+        all_elems = sum(state.shard.numel for state, _ in pushed)
+        for state, auto in pushed if self._pinned is None else ():
+            if auto.probing:
+                auto.probing = False
+                state.encoder.use(auto.memory.spec)
+            else:
+                auto.exchange_s.append(exchange_s)
+            if self._step % _CHOICE_STEPS == 0:
+                self._choose(state, auto, hidden_s=hidden_s * state.shard.numel / all_elems)
+        probed = {state.shard.server for state, auto in pushed if auto.probing}
+        for state, auto in pushed:
+            if state.shard.server in probed:  # all of a link together: a mean frame of many codecs measures nothing
+                auto.probing = True
+                state.encoder.use(NONE)
+        self._step += 1
+
+    def on_decode_costs(self, costs: DecodeCosts) -> None:
+        """A server says what decoding takes there."""
+        link = self._links.setdefault(costs.server, _Link())
+        link.decode_s = dict(zip(costs.codecs, costs.elem_s, strict=True))
+
+    def pin(self, spec: CodecSpec | None) -> None:
+        """Encode all shards under ``auto`` with one codec, learning nothing meanwhile; None: choose again.
+
+        A shard that the codec cannot encode in its own bytes is sent as it is.
+        """
+        self._pinned = spec
+        for state in self._states.values():
+            if state.auto is not None:
+                use = state.auto.memory.spec if spec is None else spec
+                usable = fits(use, numel=state.shard.numel, dtype=state.shard.dtype)
+                state.encoder.use(use if usable else NONE)
+
+    # --- regrouping --------------------------------------------------------------------------------
+
+    def may_owe(self, shard: Shard) -> bool:
+        """True if some worker may hold a residual of the shard; the same on all workers."""
+        return self._config.error_feedback and shard.codec not in ("none", "packed")
+
+    def take_owed(self, shard: Shard) -> Array:
+        """What the group of this worker owes of a shard, by its part of a batch; it owes nothing any more."""
+        state = self._states.get(shard.key)
+        residual = state.encoder.feedback.take() if state is not None else None
+        if residual is None:
+            return np.zeros(shard.numel, shard.dtype)
+        residual *= residual.dtype.type(self.share_frac)
+        return residual
+
+    def owe(self, shard: Shard, residual: Array) -> None:
+        """Owe this from now on; the array is this object's."""
+        state = self._states.get(shard.key) or self._open(shard)
+        state.encoder.feedback.owe(residual)
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _open(self, shard: Shard) -> _State:
+        """Start to own a shard."""
+        encoder = ShardEncoder(shard.numel, shard.dtype, feedback=self._config.error_feedback)
+        auto = None
+        if shard.codec == AUTO:
+            candidates = tuple(
+                spec
+                for spec in auto_candidates(self._config, shard.dtype)
+                if fits(spec, numel=shard.numel, dtype=shard.dtype)
+            )
+            auto = _Auto(candidates, next_trial_step=max(_FIRST_TRIAL_STEP, self._step) + len(self._states))
+        else:
+            spec = CodecSpec.parse(shard.codec)
+            if fits(spec, numel=shard.numel, dtype=shard.dtype):
+                encoder.use(spec)
+            else:
+                logger.info("shard %d is sent as it is: %s would be larger than %d B", shard.key, spec, shard.num_bytes)
+        self._links.setdefault(shard.server, _Link())
+        state = self._states[shard.key] = _State(shard, encoder, auto)
+        return state
+
+    def _try(self, state: _State, auto: _Auto, gradient: Array) -> None:
+        """Try all candidates on a gradient, unless it is not worth it: all zero, or not finite."""
+        auto.next_trial_step = self._step + _TRIAL_STEPS
+        if not np.isfinite(gradient).all() or not gradient.any():
+            auto.next_trial_step = self._step + 1
+            return
+        auto.density = np.count_nonzero(gradient) / gradient.size
+        for spec in auto.candidates:
+            if spec != NONE:
+                auto.trials[spec] = try_codec(spec, gradient, clock=self._clock)
+
+    def _note_link(self, server: int) -> None:
+        """Take in what the link carried in this step: the mean frame of it."""
+        link, use = self._links[server], self._channel.link_use(server)
+        frames = use.num_frames - link.seen.num_frames
+        busy_s = use.busy_s - link.seen.busy_s
+        if frames > 0 and busy_s > 0 and self._pinned is None:
+            num_bytes = use.num_bytes - link.seen.num_bytes
+            link.estimate.add(max(1, num_bytes // frames), busy_s / frames, step=self._step)
+        link.seen = use
+
+    def _choose(self, state: _State, auto: _Auto, *, hidden_s: float) -> None:
+        link = self._links[state.shard.server]
+        known = link.estimate.facts(state.shard.num_bytes)
+        if known.num_transfers == 0 or len(auto.trials) + 1 < len(auto.candidates):
+            return
+        enough = len(auto.exchange_s) >= _ENOUGH
+        facts = CodecFacts(
+            now_step=self._step,
+            numel=state.shard.numel,
+            itemsize=state.shard.itemsize,
+            link=known,
+            costs=tuple(self._cost(spec, state, auto, link) for spec in auto.candidates),
+            hidden_s=hidden_s,
+            density=auto.density,
+            measured_s=statistics.median(auto.exchange_s) if enough else None,
+            measured_before_s=auto.before_s,
+            memory=auto.memory,
+        )
+        decision = self._choice.decide(facts)
+        if decision.switched:
+            self._note_switch(state, auto, decision, link_rate=known.bytes_per_s)
+            auto.before_s = facts.measured_s
+            auto.exchange_s.clear()
+            auto.encode_s.clear()
+        auto.memory = decision.memory
+        auto.probing = decision.probe
+        state.encoder.use(decision.spec)
+
+    def _cost(self, spec: CodecSpec, state: _State, auto: _Auto, link: _Link) -> CodecCost:
+        """What is known of a candidate: of the one in use as it runs, of the others from their trial."""
+        numel = state.shard.numel
+        if spec == NONE:
+            return CodecCost(spec=spec, encode_s=0.0, decode_s=link.decode_s.get(spec.codec, 0.0) * numel)
+        trial = auto.trials[spec]
+        in_use = spec == auto.memory.spec and len(auto.encode_s) >= _ENOUGH
+        return CodecCost(
+            spec=spec,
+            encode_s=statistics.median(auto.encode_s) if in_use else trial.encode_s,
+            decode_s=link.decode_s.get(spec.codec, trial.decode_s / numel) * numel,
+            wire_bytes=auto.num_bytes if in_use else trial.num_bytes,
+            error=trial.error,
+        )
+
+    def _note_switch(self, state: _State, auto: _Auto, decision: CodecDecision, *, link_rate: float) -> None:
+        logger.info("shard %d: %s", state.shard.key, decision.reason)
+        self._events.write(
+            "codec",
+            step=self._step,
+            key=state.shard.key,
+            server=state.shard.server,
+            codec=str(decision.spec),
+            codec_before=str(auto.memory.spec),
+            predicted_s={str(cost.spec): cost.seconds for cost in decision.costs},
+            wire_bytes={str(cost.spec): round(cost.wire_bytes) for cost in decision.costs},
+            link_bytes_per_s=link_rate,
+            reason=decision.reason,
+        )
+
+    def _note_not_finite(self, shard: Shard, count: int) -> None:
+        self._events.write("not_finite", step=self._step, key=shard.key, num_elems=count)
+        if not self._told_not_finite:
+            self._told_not_finite = True
+            logger.warning(
+                "the gradient of shard %d has %d elements that are not finite; they are sent as such and never owed",
+                shard.key,
+                count,
+            )
