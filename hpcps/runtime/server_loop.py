@@ -22,6 +22,7 @@ from hpcps.protocol.actions import Accumulate, Action, Close, Load, Notify, Refu
 from hpcps.protocol.control import Done, EndOfData, JoinGroup, Register, RegisterReply, decode_control, encode_control
 from hpcps.protocol.messages import HEADER_BYTES, FrameShape, Kind, PushHeader
 from hpcps.protocol.server import ServerProtocol
+from hpcps.runtime.compression import AUTO
 from hpcps.runtime.coordination import Coordination
 from hpcps.runtime.decoding import DecodeReport
 from hpcps.runtime.metrics import EventLog
@@ -303,7 +304,9 @@ class ServerLoop:
                 self._release(state)
 
     def _tell_costs(self) -> None:
-        costs = self._decoding.look(self.stats.num_windows, (state.total for state in self._shards.values()))
+        """Tell the workers what decoding takes here, where there is a shard for which they choose the codec."""
+        chosen = [state.total for state in self._shards.values() if state.shard.codec == AUTO]
+        costs = self._decoding.look(self.stats.num_windows, chosen) if chosen else None
         if costs is not None:
             for rank in self._roles.workers:
                 if rank not in self._done:

@@ -29,7 +29,7 @@ LIMIT_S = 300.0
 
 
 def run_one(model: str, rate: float, turns: int, folder: Path) -> tuple[dict[str, float], str]:
-    """Median step times by setting, and what auto had chosen in the end, by worker."""
+    """Median step times and ratios by setting, and what auto had chosen in the end."""
     shutil.rmtree(folder, ignore_errors=True)
     flags = ["--server-num", "1", "--compression", "*=auto", "--log-dir", str(folder)]
     flags += ["--set", f"emulate.link_bytes_per_s={rate / 8}"]
@@ -55,8 +55,8 @@ def main() -> None:
         for label, rate in RATES.items():
             slug = label.replace(" ", "").replace("/", "p")
             found, chosen = run_one(model, rate, args.turns, args.out.resolve() / f"{model}-{slug}")
-            best = min(found[name] for name in FIXED)
-            to_best, to_none = found["auto"] / best, found["auto"] / found["none"]
+            best = min(FIXED, key=lambda name: found[name])
+            to_best, to_none = found[f"auto/{best}"], found["auto/none"]
             times = [f"{1e3 * found[name]:.1f}" for name in (*FIXED, "auto")]
             table.add_row(model, label, *times, chosen, f"{to_best:.3f}", f"{to_none:.3f}")
             print(f"{model} over {label}: {' '.join(times)} ms, auto chose {chosen}", flush=True)
