@@ -136,12 +136,14 @@ class CodecEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEvent:
-    """A server's counters at the end; staleness in versions over its pushes."""
+    """A server's counters at the end: ``raw_bytes`` without a codec; staleness in versions over its pushes."""
 
     rank: int
     num_pushes: int
     num_windows: int
     num_refused: int
+    payload_bytes: int
+    raw_bytes: int
     staleness_mean: float
     staleness_max: float
     queue_max: int

@@ -89,8 +89,6 @@ class WorkerClient:
         self._barriers_left = 0
         self._num_barriers = 0
         self._told_end = (-1, -1)
-        self._raw_bytes = 0
-        self._volume = (0, 0, 0)
 
     def place(self, tensors: tuple[TensorSpec, ...]) -> Route:
         """Cut the tensors into shards and give each a server; the same on every worker.
@@ -186,10 +184,7 @@ class WorkerClient:
         tickets = []
         for shard in self.route.shards:
             if owner_of(shard, group) == self.rank:
-                gradient = gradients[shard.key]
-                self._raw_bytes += gradient.nbytes
-                counts = contribution.weight > 0
-                encoded = self.compression.encode(shard, gradient) if counts else plain(gradient)
+                encoded = self.compression.encode(shard, gradients[shard.key], counts=contribution.weight > 0)
                 presence = bytes(bool(contribution.present[piece.tensor]) for piece in shard.pieces)
                 tickets.append(
                     self._send(
@@ -262,18 +257,6 @@ class WorkerClient:
         """
         runs_ahead = self.config.overlap > 0 or len(self.grouping.groups) > 1
         self.compression.end_step(exchange_s=exchange_s, hidden_s=step_s - exchange_s if runs_ahead else 0.0)
-
-    def step_volume(self) -> dict[str, int]:
-        """Bytes since the last call: put into servers' memory, read from it, and what plain payloads would have been.
-
-        A push that is still on its way counts in the step in which it leaves.
-        """
-        counters = self.channel.counters
-        volume = (counters.pushed_bytes, counters.pulled_bytes, self._raw_bytes)
-        names = ("push_bytes", "pull_bytes", "raw_bytes")
-        fresh = {name: now - before for name, now, before in zip(names, volume, self._volume, strict=True)}
-        self._volume = volume
-        return fresh
 
     def allreduce(self, buffer: Array, *, everyone: bool = False) -> Ticket:
         """Sum over the group or over all workers, in place."""

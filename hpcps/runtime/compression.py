@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hpcps.codec.costs import Trial, try_codec
-from hpcps.codec.encoder import Encoded, ShardEncoder, fits
+from hpcps.codec.encoder import Encoded, ShardEncoder, fits, plain
 from hpcps.comm.channel import Array, Channel
 from hpcps.comm.link import LinkUse
 from hpcps.config import CompressionConfig, RunConfig
@@ -111,13 +111,24 @@ class Compression:
         self._states: dict[int, _State] = {}
         self._links: dict[int, _Link] = {}
         self._step = 1
+        self._raw_bytes = 0
+        self._reported: dict[str, int] = {}
         self._told_not_finite = False
         self._pinned: CodecSpec | None = None
 
     # --- one step ----------------------------------------------------------------------------------
 
-    def encode(self, shard: Shard, gradient: Array) -> Encoded:
-        """The payload of this step's push; valid until the next call for the shard."""
+    def encode(self, shard: Shard, gradient: Array, *, counts: bool = True) -> Encoded:
+        """The payload of this step's push; valid until the next call for the shard.
+
+        Args:
+            shard: one that this worker owns.
+            gradient: of its size and dtype.
+            counts: False for one of weight 0: it is sent as it is, and what is owed waits for one that counts.
+        """
+        self._raw_bytes += shard.num_bytes
+        if not counts:
+            return plain(gradient)
         state = self._states.get(shard.key) or self._open(shard)
         state.step = self._step
         auto = state.auto
@@ -158,6 +169,21 @@ class Compression:
                 auto.probing = True
                 state.encoder.use(NONE)
         self._step += 1
+
+    def volume(self) -> dict[str, int]:
+        """Bytes since the last call: put into servers' memory, read from it, and what plain payloads would have been.
+
+        A push that is still on its way counts in the step in which it leaves.
+        """
+        counters = self._channel.counters
+        total = {
+            "push_bytes": counters.pushed_bytes,
+            "pull_bytes": counters.pulled_bytes,
+            "raw_bytes": self._raw_bytes,
+        }
+        fresh = {name: num_bytes - self._reported.get(name, 0) for name, num_bytes in total.items()}
+        self._reported = total
+        return fresh
 
     def on_decode_costs(self, costs: DecodeCosts) -> None:
         """A server says what decoding takes there."""

@@ -238,7 +238,7 @@ class Job:
             wait_s=waited_s,
             step_s=now_s - self._step_ended_s,
             staleness=staleness,
-            **self.client.step_volume(),
+            **self.client.compression.volume(),
         )
         self.client.end_step(exchange_s=exchange_s, step_s=now_s - self._step_ended_s)
         self._step_ended_s = now_s

@@ -28,6 +28,7 @@ from hpcps.runtime.decoding import DecodeReport
 from hpcps.runtime.metrics import EventLog
 from hpcps.runtime.wire import frame_shape, layout_of, route_from_json, tensors_from_json
 from hpcps.update.accumulator import Accumulator
+from hpcps.units import format_bytes
 from hpcps.update.rule import Rule, RuleSpec
 
 __all__ = ["MakeRule", "ServerLoop", "ServerStats"]
@@ -75,6 +76,9 @@ class ServerStats:
     num_windows: int = 0
     num_refused: int = 0
     num_skipped: int = 0
+    payload_bytes: int = 0
+    raw_bytes: int = 0
+    """What the payloads would have been without a codec."""
     pushed_weight: float = 0.0
     applied_weight: float = 0.0
     refused_weight: float = 0.0
@@ -141,6 +145,13 @@ class ServerLoop:
     def close(self) -> None:
         """Write the counts."""
         stats = self.stats
+        if stats.payload_bytes != stats.raw_bytes:
+            logger.info(
+                "%d pushes brought %s for %s of gradients",
+                stats.num_pushes,
+                format_bytes(stats.payload_bytes),
+                format_bytes(stats.raw_bytes),
+            )
         applied = max(1, stats.num_pushes - stats.num_refused)
         self._events.write(
             "server",
@@ -148,6 +159,8 @@ class ServerLoop:
             num_windows=stats.num_windows,
             num_refused=stats.num_refused,
             num_skipped=stats.num_skipped,
+            payload_bytes=stats.payload_bytes,
+            raw_bytes=stats.raw_bytes,
             pushed_weight=stats.pushed_weight,
             applied_weight=stats.applied_weight,
             refused_weight=stats.refused_weight,
@@ -280,6 +293,8 @@ class ServerLoop:
         if header.kind is Kind.GRADIENT:
             self.stats.num_pushes += 1
             self.stats.pushed_weight += header.weight
+            self.stats.payload_bytes += header.payload_bytes
+            self.stats.raw_bytes += whole
         frame = _Frame(arrival, header, options, presence)
         self._carry_out(self._protocol.on_push(header, frame, now_s=self._clock()))
 

@@ -188,6 +188,9 @@ def test_the_reported_volume_is_what_the_servers_got(arrivals: list[tuple[PushHe
         per_step = [sum(size for header, size in mine if header.clock == clock) for clock in range(2, 1 + len(steps))]
         assert [step["push_bytes"] for step in steps[1:]] == per_step, "a sync step waits for its own pushes"
     assert sum(size for _, size in arrivals) < sum(header.numel * 4 for header, _ in arrivals)
+    gradients = [header for header, _ in arrivals if header.clock > 0]
+    assert sum(stats.payload_bytes for stats in outcome.stats) == sum(header.payload_bytes for header in gradients)
+    assert sum(stats.raw_bytes for stats in outcome.stats) == 4 * sum(header.numel for header in gradients)
 
 
 def test_a_rule_that_fits_nothing_is_an_error_before_training() -> None:

@@ -48,7 +48,7 @@ def shares(t_s: float, counts: list[int], reason: str) -> Fields:
 
 def counters(num_pushes: int, mean: float, largest: float) -> Fields:
     return {
-        "event": "server", "num_pushes": num_pushes, "num_windows": 1, "num_refused": 0, "queue_max": 2,
+        "event": "server", "num_pushes": num_pushes, "num_windows": 1, "num_refused": 0, "queue_max": 2, "payload_bytes": 8, "raw_bytes": 16,
         "staleness_mean": mean, "staleness_max": largest,
     }  # fmt: skip
 
