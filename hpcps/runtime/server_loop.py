@@ -27,8 +27,8 @@ from hpcps.runtime.coordination import Coordination
 from hpcps.runtime.decoding import DecodeReport
 from hpcps.runtime.metrics import EventLog
 from hpcps.runtime.wire import frame_shape, layout_of, route_from_json, tensors_from_json
-from hpcps.update.accumulator import Accumulator
 from hpcps.units import format_bytes
+from hpcps.update.accumulator import Accumulator
 from hpcps.update.rule import Rule, RuleSpec
 
 __all__ = ["MakeRule", "ServerLoop", "ServerStats"]
