@@ -27,6 +27,7 @@ SOURCES = [
     "ext/codec_module.cpp",
     "ext/codec.cpp",
     "ext/codec_kernels.cpp",
+    "ext/packed.cpp",
     "ext/topk.cpp",
     "ext/pool.cpp",
     "ext/kernels.cpp",
@@ -38,12 +39,14 @@ DEPENDS = [
     "ext/arrays.h",
     "ext/codec.h",
     "ext/codec_avx2.inc",
+    "ext/codec_avx2_packed.inc",
     "ext/codec_kernels.h",
     "ext/codec_module.h",
     "ext/codec_plain.inc",
     "ext/isa.h",
     "ext/kernels.h",
     "ext/kernels.inc",
+    "ext/packed.h",
     "ext/pool.h",
     "ext/topk.h",
     "hpcps/cuda_src/elements.h",
@@ -63,7 +66,7 @@ CUDA_SOURCE = "ext/cuda_launch.cu"
 CUDA_DEPENDS = [
     CUDA_SOURCE,
     "ext/cuda_launch.h",
-    *(f"hpcps/cuda_src/{name}" for name in ("elements.h", "kernels.cuh", "topk.cuh")),
+    *(f"hpcps/cuda_src/{name}" for name in ("elements.h", "kernels.cuh", "topk.cuh", "packed.cuh")),
 ]
 CUDA_ARCHS = ("80", "90", "100")  # one for each generation of large devices; their code runs on its smaller ones too
 NVCC_ARGS = ["-std=c++17", "-O3", "--fmad=false", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-Ihpcps/cuda_src"]

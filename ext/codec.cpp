@@ -7,6 +7,7 @@
 
 #include "../hpcps/cuda_src/elements.h"
 #include "codec_kernels.h"
+#include "packed.h"
 #include "pool.h"
 #include "topk.h"
 
@@ -114,18 +115,21 @@ class FloatAdder {
 public:
     FloatAdder(float* acc, int64_t numel, const std::vector<Term>& terms)
         : acc_(acc), numel_(numel), terms_(terms), kernels_(select_codec_kernels()) {
-        for (const Term& term : terms)
+        for (const Term& term : terms) {
             if (term.codec == TOPK) readers_.emplace_back(term.payload, term.num_bytes);
+            if (term.codec == PACKED) packed_readers_.emplace_back(term.payload, term.num_bytes, numel);
+        }
         scales_.reserve(terms.size()), values_.reserve(terms.size());
     }
 
     void skip_to(int64_t first) {
         for (TopkReader& reader : readers_)
             while (reader.index() < first) reader.advance();
+        for (PackedReader& reader : packed_readers_) reader.skip(first / HPCPS_BLOCK);
     }
 
     void add_block(int64_t begin, int64_t end, bool assign) {
-        size_t reader = 0;
+        size_t reader = 0, packed_reader = 0;
         for (size_t i = 0; i < terms_.size(); assign = false) {
             const Term& term = terms_[i];
             const float weight = static_cast<float>(term.weight);
@@ -135,6 +139,8 @@ public:
             }
             if (term.codec == TOPK)
                 add_topk(acc_, readers_[reader++], weight, begin, end, assign);
+            else if (term.codec == PACKED)
+                packed_readers_[packed_reader++].add(acc_ + begin, end - begin, weight, assign);
             else
                 add_dense(term, weight, begin, end, assign);
             ++i;
@@ -176,6 +182,7 @@ private:
     const std::vector<Term>& terms_;
     const CodecKernels& kernels_;
     std::vector<TopkReader> readers_;                 // of the topk terms, in their order
+    std::vector<PackedReader> packed_readers_;        // of the packed terms
     std::vector<const uint8_t*> scales_, values_;     // of one run of int8 terms
 };
 
@@ -214,7 +221,7 @@ void add_all(Real* acc, int64_t numel, const std::vector<Term>& terms, bool assi
     });
 }
 
-// Bits of values sent as they are must not change, not even those of a signalling NaN.
+// Bits of values sent without loss must not change, not even those of a signalling NaN.
 template <typename Real>
 void decode_as_it_is(const uint8_t* payload, Real* out, int64_t numel) {
     for_parts(num_parts_of(numel), numel, [&](int64_t, int64_t begin, int64_t end) {
@@ -223,10 +230,18 @@ void decode_as_it_is(const uint8_t* payload, Real* out, int64_t numel) {
     });
 }
 
+void decode_packed(const uint8_t* payload, int64_t num_bytes, float* out, int64_t numel) {
+    for_parts(num_parts_of(numel), numel, [&](int64_t, int64_t begin, int64_t end) {
+        PackedReader reader(payload, num_bytes, numel);
+        reader.skip(begin / HPCPS_BLOCK);
+        reader.copy(out + begin, end - begin);
+    });
+}
+
 }  // namespace
 
 const char* codec_name(Codec codec) {
-    static const char* const names[] = {"none", "fp32", "fp16", "bf16", "int8", "onebit", "topk"};
+    static const char* const names[] = {"none", "fp32", "fp16", "bf16", "int8", "onebit", "topk", "packed"};
     return names[codec];
 }
 
@@ -238,6 +253,7 @@ int64_t wire_bytes(Codec codec, int64_t numel, int64_t itemsize, int64_t keep) {
         case BF16: return numel * 2;
         case INT8: return hpcps_num_blocks(numel) + numel;
         case ONEBIT: return 4 * hpcps_num_blocks(numel) + (numel + 7) / 8;
+        case PACKED: return 4 * numel + hpcps_num_blocks(numel);
         default: {
             const int64_t most = keep * 51 / 50;  // 2 % more than asked
             return HPCPS_TOPK_HEADER + std::min(HPCPS_TOPK_GAP_BYTES * most, most + numel / 127) + 2 * most;
@@ -247,6 +263,7 @@ int64_t wire_bytes(Codec codec, int64_t numel, int64_t itemsize, int64_t keep) {
 
 Encoded encode(Codec codec, const float* x, float* residual, uint8_t* out, int64_t numel, int64_t keep) {
     if (codec == TOPK) return encode_topk(x, residual, out, numel, keep);
+    if (codec == PACKED) return encode_packed(x, residual, out, numel);
     return encode_dense(codec, x, residual, out, numel);
 }
 
@@ -256,6 +273,7 @@ Encoded encode(Codec codec, const double* x, double* residual, uint8_t* out, int
 
 std::string payload_fault(Codec codec, const uint8_t* payload, int64_t num_bytes, int64_t numel, int64_t itemsize) {
     if (codec == TOPK) return topk_fault(payload, num_bytes, numel);
+    if (codec == PACKED) return packed_fault(payload, num_bytes, numel);
     const int64_t need = wire_bytes(codec, numel, itemsize, 0);
     if (num_bytes == need) return "";
     return std::string(codec_name(codec)) + " payload of " + std::to_string(num_bytes) + " bytes, need " +
@@ -272,6 +290,7 @@ void decode_accumulate(double* acc, int64_t numel, const std::vector<Term>& term
 
 void decode(Codec codec, const uint8_t* payload, int64_t num_bytes, float* out, int64_t numel) {
     if (codec == NONE || codec == FP32) return decode_as_it_is(payload, out, numel);
+    if (codec == PACKED) return decode_packed(payload, num_bytes, out, numel);
     decode_accumulate(out, numel, {Term{codec, payload, num_bytes, 1.0}}, true);
 }
 

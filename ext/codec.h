@@ -1,22 +1,23 @@
 // Codecs on plain pointers: encode with error feedback, check, decode and add. No Python in here, so that fuzzers and
-// sanitizer drivers can link it (codec.cpp, codec_kernels.cpp, topk.cpp, pool.cpp, isa.cpp). Formats and element
-// functions stand in cuda_src/elements.h. What that leaves open is settled here, for every implementation:
+// sanitizer drivers can link it (codec, codec_kernels, topk, packed, pool, isa). Formats and element functions stand
+// in cuda_src/elements.h. What that leaves open is settled here, for every implementation:
 //
-//   encode             int8: a block that is not finite gets zeros as its elements; in a block of scale byte 249
-//                      (2^122) elements are held to -63 ... 63, as 64 would read as infinity. onebit: the bit is the
-//                      sign bit (-0 counts as minus); a block whose scale is NaN gets bits 0; unused bits are 0.
+//   encode             int8: a block that is not finite gets zeros as its elements. onebit: the bit is the sign bit
+//                      (-0 counts as minus); a block whose scale is NaN gets bits 0; unused bits are 0.
 //                      fp32 of float64: a finite value beyond the range is sent as +-FLT_MAX.
-//                      none: residual becomes +0 where v is finite.
+//                      none, packed: residual becomes +0 where v is finite.
 //                      num_not_finite counts elements of v, not blocks. Where x and residual are both NaN, which of
 //                      the two is sent is left open. topk: see topk.cpp.
 //   decode_accumulate  term = weight * value, the weight rounded to acc's type; int8: (weight * scale) * q;
 //                      onebit: (weight * scale) with the sign flipped where the bit is set. The first term is assigned
 //                      where assign is set; topk then assigns +0 to all elements that it does not hold, and a later
-//                      topk adds nothing to those.
+//                      topk adds nothing to those. packed likewise: zeros that it left out add nothing, those of a
+//                      block that is sent as it is are added (+0 to -0 gives +0).
 //                      int8 run: consecutive payloads in the list, all int8, whose weights have the same float32 bits
 //                      and whose scale bytes are equal in this block: acc += (weight * scale) * (float)(sum of q), the
 //                      sum being int32. Runs are as long as they can be, found block by block.
-//   decode             the values themselves; as decode_accumulate with one term, weight 1 and assign.
+//   decode             the values themselves; as decode_accumulate with one term, weight 1 and assign, but that none,
+//                      fp32 of float32 and packed keep all bits of a NaN.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -24,7 +25,7 @@
 
 namespace hpcps {
 
-enum Codec : int { NONE = 0, FP32 = 1, FP16 = 2, BF16 = 3, INT8 = 4, ONEBIT = 5, TOPK = 6, NUM_CODECS = 7 };
+enum Codec : int { NONE = 0, FP32 = 1, FP16 = 2, BF16 = 3, INT8 = 4, ONEBIT = 5, TOPK = 6, PACKED = 7, NUM_CODECS = 8 };
 
 const char* codec_name(Codec codec);
 
@@ -53,6 +54,11 @@ Encoded encode(Codec codec, const double* x, double* residual, uint8_t* out, int
 //   "...: its 44 gap bytes are not 20 gaps"       (too few or too many, or a gap of more than 5 bytes)
 //   "...: element 50, need at most 49"            (the first one beyond the end)
 // In this order: header, last word, exponent, count, size, then the gaps from the first to the last.
+//   "packed payload of 3 bytes, need at least 4 for the counts of 1000 elements"
+//   "packed payload of 99 bytes for 1000 elements is damaged: count 250 of block 1, need 0 to 247 or 255"
+//   "packed payload of 99 bytes, need 100 for 1000 elements"
+//   "...: block 1 marks 7 elements, need 6"       "...: block 3 marks elements beyond its 232"
+// In this order: the counts from the first to the last, size, then the bitmaps, marks beyond the end first.
 std::string payload_fault(Codec codec, const uint8_t* payload, int64_t num_bytes, int64_t numel, int64_t itemsize);
 
 struct Term {

@@ -17,8 +17,9 @@ namespace hpcps {
 namespace portable {
 #include "codec_plain.inc"
 static const CodecKernels codec_table = {encode_fp16_plain, encode_bf16_plain, encode_int8_plain, encode_onebit_plain,
-                                         collect_plain,     add_fp32_plain,    add_fp16_plain,    add_bf16_plain,
-                                         add_onebit_plain,  add_int8_plain};
+                                         encode_packed_plain, collect_plain,   add_fp32_plain,    add_fp16_plain,
+                                         add_bf16_plain,    add_onebit_plain,  add_int8_plain,    find_wrong_marks,
+                                         add_packed_plain};
 }  // namespace portable
 
 #if HPCPS_HAS_AVX2_TABLE
@@ -26,11 +27,13 @@ HPCPS_AVX2_BEGIN
 namespace avx2 {
 #include "codec_plain.inc"
 #include "codec_avx2.inc"
+#include "codec_avx2_packed.inc"
 }  // namespace avx2
 HPCPS_AVX2_END
 namespace avx2 {
-static const CodecKernels codec_table = {encode_fp16, encode_bf16, encode_int8, encode_onebit, collect,
-                                         add_fp32_plain, add_fp16, add_bf16, add_onebit, add_int8};
+static const CodecKernels codec_table = {encode_fp16, encode_bf16, encode_int8, encode_onebit, encode_packed, collect,
+                                         add_fp32_plain, add_fp16, add_bf16, add_onebit, add_int8, find_wrong_marks,
+                                         add_packed};
 }
 #endif
 

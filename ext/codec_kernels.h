@@ -12,6 +12,42 @@ HPCPS_ELEMENT uint32_t rounded_to_half(float v) {
     return (bits + 0x0fffu + ((bits >> 13) & 1u)) & ~0x1fffu;
 }
 
+// A payload is judged by what is read of it once: a peer may change it meanwhile. A count of a packed payload:
+HPCPS_ELEMENT uint8_t read_once(const uint8_t* count) { return *(const volatile uint8_t*)count; }
+
+// The bitmap of a packed block.
+struct Marks {
+    uint64_t words[HPCPS_PACKED_BITMAP / 8];
+};
+
+HPCPS_ELEMENT Marks load_marks(const uint8_t* bitmap) {
+    Marks marks;
+    __builtin_memcpy(&marks, bitmap, sizeof marks);
+    __asm__ volatile("" ::: "memory");  // or the compiler may read it again
+    return marks;
+}
+
+HPCPS_ELEMENT int32_t count_marks(const Marks& marks) {
+    int32_t number = 0;
+    for (const uint64_t word : marks.words) number += __builtin_popcountll(word);
+    return number;
+}
+
+// True if an element beyond the block's numel is marked.
+HPCPS_ELEMENT bool are_beyond(const Marks& marks, int64_t numel) {
+    uint64_t beyond = 0;
+    for (int64_t word = 0, begin = 0; word < HPCPS_PACKED_BITMAP / 8; ++word, begin += 64)
+        beyond |= numel <= begin ? marks.words[word] : numel < begin + 64 ? marks.words[word] >> (numel - begin) : 0;
+    return beyond != 0;
+}
+
+// True if these are the marks of a block of so many elements with this count.
+HPCPS_ELEMENT bool are_of(const Marks& marks, int32_t count, int64_t numel) {
+    return count_marks(marks) == count && !are_beyond(marks, numel);
+}
+
+constexpr int32_t PACKED_ROOM = 4 * HPCPS_BLOCK + 32;  // more bytes of a block need not be readable
+
 // An element that may be sent by top-k.
 struct Candidate {
     uint32_t index;
@@ -25,6 +61,11 @@ struct CodecKernels {
     int64_t (*encode_bf16)(const float* x, float* residual, uint8_t* out, int64_t numel);
     int64_t (*encode_int8)(const float* x, float* residual, uint8_t* scales, uint8_t* values, int64_t numel);
     int64_t (*encode_onebit)(const float* x, float* residual, uint8_t* scales, uint8_t* bits, int64_t numel);
+
+    // Writes the count of every block and the blocks; returns the bytes of those and adds to num_not_finite. out has
+    // room for 4 * numel bytes.
+    int64_t (*encode_packed)(const float* x, float* residual, uint8_t* counts, uint8_t* out, int64_t numel,
+                             int64_t* num_not_finite);
 
     // Top-k: appends every element whose |v| has at least the bits of the threshold (1 to infinity's), which takes in
     // every one that is not finite. out has room for numel. Returns how many were appended. The residual becomes v,
@@ -41,6 +82,13 @@ struct CodecKernels {
     // Consecutive payloads of one weight; summed as integers where their scale bytes are equal.
     void (*add_int8)(float* acc, const uint8_t* const* scales, const uint8_t* const* values, int64_t num_payloads,
                      float weight, int64_t numel, bool assign);
+    // The first block whose marks are not those of its count, with its marks; -1 where there is none. Counts and sizes
+    // were found valid. Reads up to end only, whatever they are now.
+    int64_t (*find_wrong_marks)(const uint8_t* counts, const uint8_t* blocks, const uint8_t* end, int64_t numel,
+                                Marks* wrong);
+    // One block with a bitmap; one whose marks are not those of its count adds nothing. room: bytes that may be read.
+    void (*add_packed)(float* acc, const uint8_t* block, int32_t count, int32_t room, float weight, int64_t numel,
+                       bool assign);
 };
 
 // The table that HPCPS_ISA and the processor allow; throws as chosen_isa does.

@@ -8,7 +8,7 @@
 #include <string>
 #include <type_traits>
 
-#include "topk.cuh"
+#include "packed.cuh"
 
 namespace {
 
@@ -38,7 +38,8 @@ const std::map<std::string, Entry>& entries() {
         ENTRY(hpcps_scan_kernel),           ENTRY(hpcps_topk_histogram_kernel), ENTRY(hpcps_topk_choose_kernel),
         ENTRY(hpcps_topk_count_kernel),     ENTRY(hpcps_topk_compact_kernel),  ENTRY(hpcps_topk_measure_kernel),
         ENTRY(hpcps_topk_write_kernel),     ENTRY(hpcps_topk_survey_kernel),   ENTRY(hpcps_topk_check_kernel),
-        ENTRY(hpcps_topk_add_kernel),
+        ENTRY(hpcps_topk_add_kernel),       ENTRY(hpcps_packed_count_kernel),  ENTRY(hpcps_packed_write_kernel),
+        ENTRY(hpcps_packed_survey_kernel),  ENTRY(hpcps_packed_check_kernel),  ENTRY(hpcps_packed_add_kernel),
     };
 #undef ENTRY
     return all;

@@ -6,10 +6,9 @@
 //   size(v)    = bits of |v|; infinity and NaN all count as the bits of infinity, above everything finite
 //   sent       = the first `keep` elements in the order: size descending, then index ascending; zeros are never sent,
 //                so fewer are sent only where fewer are not zero. This is exact: always within 2 % of what was asked.
-//   exponent   = max(-126, E - 127 - 15), E being the exponent field (bits >> 23) of the largest finite size that is
-//                sent; 0 where nothing finite is sent. It lies in -126 to 112.
-//   half       = hpcps_half_sent(v * 2^-exponent): the largest is in [2^15, 2^16), beyond 65504 it is cut to that
-//   decoded    = hpcps_of_half(half) * 2^exponent: exact and finite for every finite v
+//   exponent   = hpcps_topk_exponent of the largest finite size that is sent
+//   half       = hpcps_topk_half(v, exponent)
+//   decoded    = hpcps_topk_value(half, exponent): exact and finite for every finite v
 //   residual   = v - decoded where sent, v where not; where v is not finite (sent or not) the old residual, or 0 where
 //                that is not finite either
 //
@@ -83,7 +82,7 @@ Cut find_cut(int64_t count, const ForEachSize& for_each_size, int64_t keep) {
 
 struct Guess {
     uint32_t threshold;  // at least 1: a zero is never a candidate
-    uint32_t likely;     // about where the cut will be; above the threshold
+    uint32_t likely;     // about where the cut will be; at least the threshold
     int64_t limit;       // candidates in one part beyond which the guess counts as wrong; at least keep
 };
 
@@ -113,8 +112,8 @@ Guess guess_threshold(const float* x, const float* residual, int64_t numel, int6
     std::vector<uint32_t> bins((HPCPS_INFINITY_BITS >> SHIFT) + 1);
     for (const uint32_t size : sizes) ++bins[size >> SHIFT];
     const double limit = 2.0 * rank / static_cast<double>(SAMPLE_ELEMS) * static_cast<double>(numel);
-    return {std::max<uint32_t>(size_at_rank(bins, SHIFT, static_cast<int64_t>(rank)), 1),
-            size_at_rank(bins, SHIFT, static_cast<int64_t>(expected)),
+    const uint32_t threshold = std::max<uint32_t>(size_at_rank(bins, SHIFT, static_cast<int64_t>(rank)), 1);
+    return {threshold, std::max(threshold, size_at_rank(bins, SHIFT, static_cast<int64_t>(expected))),
             std::min(numel, static_cast<int64_t>(limit) + CHUNK_ELEMS)};
 }
 
@@ -229,16 +228,13 @@ struct Header {
 };
 static_assert(sizeof(Header) == HPCPS_TOPK_HEADER, "four words, no gaps");
 
-constexpr int32_t SMALLEST_EXPONENT = -126, LARGEST_EXPONENT = 112;
-
 int32_t exponent_of(const Candidate* sent, int64_t num_sent) {
     uint32_t largest = 0;
     for (int64_t i = 0; i < num_sent; ++i) {
         const uint32_t size = hpcps_magnitude(sent[i].value);
         largest = std::max(largest, size < HPCPS_INFINITY_BITS ? size : 0);
     }
-    if (largest == 0) return 0;
-    return std::max(SMALLEST_EXPONENT, static_cast<int32_t>(largest >> 23) - 127 - 15);
+    return hpcps_topk_exponent(largest);
 }
 
 uint8_t* write_gaps(const Candidate* sent, int64_t num_sent, uint8_t* out) {
@@ -255,6 +251,7 @@ uint8_t* write_gaps(const Candidate* sent, int64_t num_sent, uint8_t* out) {
     return out;
 }
 
+// hpcps_topk_half and hpcps_topk_value, by the vector loops of fp16.
 // The residual is v - rounded_to_half(v) from the likely size on, as the pass leaves it, else v.
 void write_halves(const Candidate* sent, int64_t num_sent, int32_t exponent, float* residual, uint32_t likely,
                   uint8_t* out) {
@@ -304,7 +301,7 @@ int64_t size_by_header(const Header& header) {
 
 std::string header_fault(const Header& header, int64_t numel) {
     if (header.zero != 0) return "its last header word is " + std::to_string(header.zero) + ", need 0";
-    if (header.exponent < SMALLEST_EXPONENT || header.exponent > LARGEST_EXPONENT)
+    if (header.exponent < HPCPS_TOPK_LEAST_EXPONENT || header.exponent > HPCPS_TOPK_MOST_EXPONENT)
         return "exponent " + std::to_string(header.exponent) + ", need -126 to 112";
     if (header.count > numel)
         return std::to_string(header.count) + " values, need at most " + std::to_string(numel);

@@ -24,13 +24,14 @@ from hpcps._codec_reference_dense import (
     read_int8,
     read_term,
 )
+from hpcps._codec_reference_packed import decode_packed, encode_packed, packed_fault
 from hpcps._codec_reference_topk import decode_topk, encode_topk, most_bytes, topk_fault
 from hpcps._native_checks import check_apart, check_bytes, check_input, check_real, check_writable, check_written
 
 __all__ = ["decode", "decode_accumulate", "encode", "num_threads", "set_num_threads"]
 
-_NAMES = ("none", "fp32", "fp16", "bf16", "int8", "onebit", "topk")
-_NONE, _FP32, _FP16, _BF16, _INT8, _ONEBIT, _TOPK = range(len(_NAMES))
+_NAMES = ("none", "fp32", "fp16", "bf16", "int8", "onebit", "topk", "packed")
+_NONE, _FP32, _FP16, _BF16, _INT8, _ONEBIT, _TOPK, _PACKED = range(len(_NAMES))
 _CHUNK_ELEMS = 1 << 14
 """Elements handled at a time, whole blocks, so that temporaries stay in the second-level cache."""
 _TOPK_MOST_ELEMS = 0xFFFFFFFF
@@ -47,6 +48,8 @@ def encode(
     with np.errstate(all="ignore"):
         if codec == _TOPK:
             return encode_topk(x, out, residual, keep)
+        if codec == _PACKED:
+            return encode_packed(x, out, residual)
         num_not_finite = 0
         for begin in range(0, x.size, _CHUNK_ELEMS):
             v = x[begin : begin + _CHUNK_ELEMS]
@@ -74,6 +77,11 @@ def decode(codec: int, payload: Bytes, out: RealArray) -> None:
     if codec == _NONE or (codec == _FP32 and out.dtype == np.float32):
         out.view(np.uint8)[:] = payload  # as it is: a product with 1 would change the bits of some NaNs
         return
+    if codec == _PACKED:
+        out.fill(0)
+        for begin, held, value in decode_packed(payload, out.size):
+            out[begin : begin + held.size][held] = value
+        return
     with np.errstate(all="ignore"):
         _accumulate(out, [payload], [codec], [out.dtype.type(1)], True)
 
@@ -89,23 +97,27 @@ def decode_accumulate(
 
 def _accumulate(acc: RealArray, payloads: list[Bytes], codecs: Sequence[int], weights: list[Any], assign: bool) -> None:
     terms = list(zip(codecs, payloads, weights, strict=True))
-    for sparse, group in groupby(terms, lambda term: term[0] == _TOPK):
+    for sparse, group in groupby(terms, lambda term: term[0] in (_TOPK, _PACKED)):
         if sparse:
-            for _, payload, weight in group:
-                _add_sparse(acc, payload, weight, assign)
+            for codec, payload, weight in group:
+                if assign:
+                    acc.fill(0)
+                (_add_topk if codec == _TOPK else _add_packed)(acc, payload, weight, assign)
                 assign = False
         else:
             _add_dense(acc, list(group), assign)
             assign = False
 
 
-def _add_sparse(acc: Floats, payload: Bytes, weight: np.float32, assign: bool) -> None:
+def _add_topk(acc: Floats, payload: Bytes, weight: np.float32, assign: bool) -> None:
     index, value = decode_topk(payload)
-    if assign:
-        acc.fill(0)
-        acc[index] = value * weight
-    else:
-        acc[index] += value * weight
+    acc[index] = value * weight if assign else acc[index] + value * weight
+
+
+def _add_packed(acc: Floats, payload: Bytes, weight: np.float32, assign: bool) -> None:
+    for begin, held, value in decode_packed(payload, acc.size):
+        part = acc[begin : begin + held.size]
+        part[held] = value * weight if assign else part[held] + value * weight
 
 
 def _add_dense(acc: RealArray, terms: list[tuple[int, Bytes, Any]], assign: bool) -> None:
@@ -144,8 +156,15 @@ def _int8_term(scale: Bytes, total: npt.NDArray[np.int32], weight: np.float32, n
     return (total.astype(np.float32) * factor[:, None]).reshape(-1)[:numel]
 
 
+def _most_bytes(codec: int, numel: int, itemsize: int, keep: int) -> int:
+    """Most bytes of a payload."""
+    if codec == _TOPK:
+        return most_bytes(numel, keep)
+    return 4 * numel + num_blocks(numel) if codec == _PACKED else _payload_bytes(codec, numel, itemsize)
+
+
 def _payload_bytes(codec: int, numel: int, itemsize: int) -> int:
-    """Bytes of a payload of any codec but top-k."""
+    """Bytes of a payload of a codec that always has as many."""
     blocks = num_blocks(numel)
     return (itemsize * numel, 4 * numel, 2 * numel, 2 * numel, blocks + numel, 4 * blocks + -(-numel // 8))[codec]
 
@@ -185,7 +204,7 @@ def _check_encode(codec: int, x: RealArray, out: Bytes, residual: RealArray | No
     _check_keep(codec, x.size, keep)
     check_bytes(out, "encode out")
     check_writable(out, "encode out")
-    need = most_bytes(x.size, keep) if codec == _TOPK else _payload_bytes(codec, x.size, x.itemsize)
+    need = _most_bytes(codec, x.size, x.itemsize, keep)
     if out.size < need:
         raise ValueError(
             f"cannot encode out: {out.size} bytes, need {need} for {x.size} elements with {_NAMES[codec]};"
@@ -201,6 +220,8 @@ def _check_encode(codec: int, x: RealArray, out: Bytes, residual: RealArray | No
 def _check_payload(payload: Bytes, what: str, codec: int, written: RealArray) -> None:
     if codec == _TOPK:
         fault = topk_fault(payload, written.size)
+    elif codec == _PACKED:
+        fault = packed_fault(payload, written.size)
     else:
         need = _payload_bytes(codec, written.size, written.itemsize)
         fault = f"{_NAMES[codec]} payload of {payload.size} bytes, need {need} for {written.size} elements"

@@ -200,7 +200,7 @@ def encode(
     not finite either), so nothing that is not finite ever enters it.
 
     Args:
-        codec: number of the codec, see `hpcps.plan.Codec`; not packed.
+        codec: number of the codec, see `hpcps.plan.Codec`.
         x: float32; none and fp32 take float64 too.
         out: written from its start; at least `hpcps.plan.CodecSpec.wire_bytes` long.
         residual: dtype and length of x, read and written; None: no error feedback.

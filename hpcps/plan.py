@@ -48,10 +48,11 @@ class Codec(enum.IntEnum):
     ONEBIT = 5
     TOPK = 6
     PACKED = 7
+    """The values without the zeros."""
 
 
 _BLOCK = 256
-"""Elements that share a scale (int8, onebit)."""
+"""Elements that share a scale (int8, onebit) or a count (packed)."""
 _TOPK_HEADER_BYTES = 16
 
 
@@ -131,7 +132,7 @@ class CodecSpec:
             most = self.keep(numel) * 51 // 50  # 2 % more than asked
             gap_bytes = min(5 * most, most + numel // 127)
             return _TOPK_HEADER_BYTES + gap_bytes + 2 * most
-        return numel * 4 + 16 + num_blocks  # packed: at worst all planes as they are
+        return numel * 4 + num_blocks  # packed: at worst all blocks as they are, with a count each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from hpcps.plan import CodecSpec
 
 SIZES = (0, 1, 255, 256, 257, 10_007, 300_000)
 LOSSY = ("fp16", "bf16", "int8", "onebit", "topk:0.01", "topk:0.2", "topk:1")
-CODECS = ("none", "fp32", *LOSSY)
+CODECS = ("none", "fp32", "packed", *LOSSY)
 IMPLEMENTATIONS = (
     pytest.param(
         native,
@@ -60,6 +60,16 @@ def sparse(rng: np.random.Generator, numel: int) -> np.ndarray:
     return rng.standard_normal(numel) * (rng.random(numel) < 0.003)
 
 
+def blocks_of_zeros(rng: np.random.Generator, numel: int) -> np.ndarray:
+    """Blocks of all densities, with many around the one from which on packed sends them as they are."""
+    few = rng.choice([0, 1, 8, 128, 245, 246, 247, 248, 249, 256], -(-numel // 256))
+    return rng.standard_normal(numel) * (rng.random(numel) * 256 < np.repeat(few, 256)[:numel])
+
+
+def half_zeros(rng: np.random.Generator, numel: int) -> np.ndarray:
+    return np.where(rng.random(numel) < 0.5, rng.choice([1.5, -0.0, 1e-42, -3e38], numel), 0.0)
+
+
 def ties(rng: np.random.Generator, numel: int) -> np.ndarray:
     return rng.choice([1.0, -1.0, 1.0, 0.5], numel)
 
@@ -94,10 +104,10 @@ def near_the_end(rng: np.random.Generator, numel: int) -> np.ndarray:
 
 KINDS = (
     *(normal, all_zero, one_huge, subnormal, tiny_to_huge, beyond_half, sparse, ties, all_equal, not_finite),
-    *(all_not_finite, negative_zeros, half_way, near_the_end),
+    *(all_not_finite, negative_zeros, half_way, near_the_end, blocks_of_zeros, half_zeros),
 )
 
-LARGE_KINDS = (normal, ties, sparse, not_finite, near_the_end)
+LARGE_KINDS = (normal, ties, sparse, not_finite, near_the_end, blocks_of_zeros)
 """Kinds that are tried with the largest size too."""
 
 

@@ -51,7 +51,7 @@ class ErrorFeedback:
             self._residual = np.zeros(self._numel, self._dtype)
         keep = spec.keep(self._numel)
         sizes = native.encode(spec.codec, gradient, out, residual=self._residual, keep=keep)
-        if spec.codec is Codec.NONE:
+        if spec.codec in (Codec.NONE, Codec.PACKED):
             self._residual = None
         return sizes
 

@@ -1,6 +1,7 @@
 // Element functions and wire formats, once for all: the CPU build, nvcc, NVRTC (CuPy's RawModule, this text as it
 // is) and the host shim of the tests. Includes nothing where NVRTC reads it. Every function gives the same bits on
-// every processor. Words on the wire are little-endian and stand at any address.
+// every processor, except that the digits of a NaN may differ on a GPU. Words on the wire are little-endian and stand
+// at any address.
 //
 // codec   payload of n elements                                                                  element
 // fp16    | n half |                                                                             2 B
@@ -10,9 +11,12 @@
 // topk    | count, gap bytes, exponent, 0: 4 B each | gaps | count half |                         about 3.3 B a value sent
 //         a gap is the number of elements left out before this one, in base 128, low digits first, high bit set
 //         on all digits but the last; value = half * 2^exponent
+// packed  | ceil(n/256) counts | blocks |                                                  4 B a value that is not zero
+//         count 0: a block of +0, no bytes; 1 to 247: | bitmap: 32 B | count float |, where that is shorter than the
+//         block, bit i % 8 of byte i / 8 set: element i is sent, else it is +0; 255: | float each | for all other blocks
 //
 // What is not finite stays visible: fp16 and bf16 carry it; an int8 block gets the scale byte 255 and a onebit block
-// a scale of NaN, and all of their elements then read as NaN; topk always sends it. What is finite stays finite:
+// a scale of NaN, and all of their elements then read as NaN; topk and packed send it. What is finite stays finite:
 // a value beyond the largest half or bfloat16 is sent as that, and the rest is the residual's.
 #pragma once
 #if defined(__CUDACC_RTC__)
@@ -36,13 +40,18 @@ typedef unsigned long long uint64_t;
 // --- formats --------------------------------------------------------------------------------------------------------
 
 enum {
-    HPCPS_BLOCK = 256,               // elements that share a scale, int8 and onebit
+    HPCPS_BLOCK = 256,               // elements that share a scale (int8, onebit) or a count (packed)
     HPCPS_LANES = 32,                // partial sums of a onebit block, see hpcps_onebit_scale
     HPCPS_TOPK_HEADER = 16,          // bytes
     HPCPS_TOPK_GAP_BYTES = 5,        // longest coded gap
     HPCPS_INT8_NOT_FINITE = 255,     // scale byte of a block that holds infinity or NaN
     HPCPS_INT8_BIAS = 127,           // scale byte of scale 1
     HPCPS_INT8_SMALLEST = 1,         // smallest scale byte of a block that is not all zero: 2^-126
+    HPCPS_INT8_LARGEST = 249,        // largest scale byte of a finite block: 2^122, for magnitudes from 127.5 * 2^121
+    HPCPS_TOPK_LEAST_EXPONENT = -126,
+    HPCPS_TOPK_MOST_EXPONENT = 112,  // of the largest float
+    HPCPS_PACKED_BITMAP = 32,        // bytes
+    HPCPS_PACKED_RAW = 255,          // count of a block that is sent as it is
 };
 #define HPCPS_HALF_MAX 65504.0f
 #define HPCPS_HALF_MAX_BITS 0x477fe000u      // 65504 as a float
@@ -138,7 +147,8 @@ HPCPS_ELEMENT uint16_t hpcps_bfloat_sent(float value) {
 // --- int8 -----------------------------------------------------------------------------------------------------------
 
 // Scale byte of a block whose largest magnitude has these bits: the smallest power of two that keeps all elements
-// within 127. Products with it are exact, so a residual is exact too, and blocks of several senders often share it.
+// within 127 when they are rounded. Products with it are exact, and blocks of several senders often share it. What is
+// left is exact too: at most half a scale, or a whole one where hpcps_int8_limit cuts.
 HPCPS_ELEMENT uint8_t hpcps_int8_scale_byte(uint32_t largest) {
     if (largest >= HPCPS_INFINITY_BITS) return HPCPS_INT8_NOT_FINITE;
     if (largest == 0u) return 0;
@@ -147,6 +157,9 @@ HPCPS_ELEMENT uint8_t hpcps_int8_scale_byte(uint32_t largest) {
     return (uint8_t)(byte < HPCPS_INT8_SMALLEST ? HPCPS_INT8_SMALLEST : byte);
 }
 
+// Largest magnitude of the elements of a block: at the largest scale byte 64 would already read as infinity.
+HPCPS_ELEMENT int32_t hpcps_int8_limit(uint8_t byte) { return byte == HPCPS_INT8_LARGEST ? 63 : 127; }
+
 // Factor of the elements; a byte that no encoder writes reads as some finite power of two or NaN.
 HPCPS_ELEMENT float hpcps_int8_scale(uint8_t byte) {
     return byte == HPCPS_INT8_NOT_FINITE ? hpcps_float(HPCPS_NAN_BITS)
@@ -154,12 +167,18 @@ HPCPS_ELEMENT float hpcps_int8_scale(uint8_t byte) {
                                          : hpcps_float((uint32_t)byte << 23);
 }
 
-// 1 / scale, for bytes that an encoder writes (1 to 249).
+// 1 / scale, for bytes from HPCPS_INT8_SMALLEST to HPCPS_INT8_LARGEST.
 HPCPS_ELEMENT float hpcps_int8_inverse(uint8_t byte) { return hpcps_float((uint32_t)(254 - byte) << 23); }
 
 // Nearest, ties to even: adding and taking away 1.5 * 2^23 rounds any |x| < 2^22.
 HPCPS_ELEMENT int32_t hpcps_round(float value) {
     return (int32_t)(hpcps_bits(value + 12582912.0f) - 0x4b400000u);
+}
+
+// What is sent of a value, given its product with 1 / scale and the scale byte of its block.
+HPCPS_ELEMENT int32_t hpcps_int8_sent(float scaled, uint8_t byte) {
+    const int32_t level = hpcps_round(scaled), limit = hpcps_int8_limit(byte);
+    return level > limit ? limit : level < -limit ? -limit : level;
 }
 
 // --- onebit ---------------------------------------------------------------------------------------------------------
@@ -172,4 +191,43 @@ HPCPS_ELEMENT float hpcps_onebit_scale(float* lanes, int32_t numel) {
         for (int32_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
     const float mean = lanes[0] / (float)numel;
     return hpcps_is_finite(mean) ? mean : hpcps_float(HPCPS_NAN_BITS);
+}
+
+// --- topk -----------------------------------------------------------------------------------------------------------
+
+// Exponent of a payload whose largest finite magnitude has these bits (0: there is none): the halves of that magnitude
+// then lie in [2^15, 2^16), so that as many as possible of the smaller ones keep all 11 digits.
+HPCPS_ELEMENT int32_t hpcps_topk_exponent(uint32_t largest) {
+    const int32_t exponent = (int32_t)(largest >> 23) - 127 - 15;
+    if (largest == 0u) return 0;
+    return exponent < HPCPS_TOPK_LEAST_EXPONENT ? (int32_t)HPCPS_TOPK_LEAST_EXPONENT : exponent;
+}
+
+// What is sent of a value: beyond 65504 the largest half. The product is exact unless it is far too small for a half.
+HPCPS_ELEMENT uint16_t hpcps_topk_half(float value, int32_t exponent) {
+    return hpcps_half_sent(value * hpcps_power_of_two(-exponent));
+}
+
+// Exact, and finite for every half that is.
+HPCPS_ELEMENT float hpcps_topk_value(uint16_t half, int32_t exponent) {
+    return hpcps_of_half(half) * hpcps_power_of_two(exponent);
+}
+
+// --- packed ---------------------------------------------------------------------------------------------------------
+
+// Most elements that a block of so many sends with a bitmap: 32 + 4 * count < 4 * numel.
+HPCPS_ELEMENT int32_t hpcps_packed_most(int32_t numel) {
+    return numel > HPCPS_PACKED_BITMAP / 4 + 1 ? numel - HPCPS_PACKED_BITMAP / 4 - 1 : 0;
+}
+
+// Count byte of a block; any bit set makes an element one that is not zero: -0 too.
+HPCPS_ELEMENT uint8_t hpcps_packed_count(int32_t num_not_zero, int32_t numel) {
+    return (uint8_t)(num_not_zero <= hpcps_packed_most(numel) ? num_not_zero : (int32_t)HPCPS_PACKED_RAW);
+}
+
+// Bytes of a block by its count, -1 where no encoder writes that count for so many elements.
+HPCPS_ELEMENT int32_t hpcps_packed_bytes(uint8_t count, int32_t numel) {
+    if (count == 0) return 0;
+    if (count == HPCPS_PACKED_RAW) return 4 * numel;
+    return count <= hpcps_packed_most(numel) ? HPCPS_PACKED_BITMAP + 4 * count : -1;
 }

@@ -1,6 +1,6 @@
-// The CUDA kernels of the codecs; those of top-k stand in topk.cuh. Three compilers read this text: nvcc
-// (ext/cuda_launch.cu), NVRTC (CuPy's RawModule, elements.h before it) and g++ under the shim of tests/gpu. One
-// dimension of blocks, HPCPS_THREADS threads a block, static shared memory. Payloads and residuals have the bits of
+// The CUDA kernels of the codecs; those of top-k and packed stand in topk.cuh and packed.cuh. Three compilers read this
+// text: nvcc (ext/cuda_launch.cu), NVRTC (CuPy's RawModule, elements.h before it) and g++ under the shim of tests/gpu.
+// One dimension of blocks, HPCPS_THREADS threads a block, static shared memory. Payloads and residuals have the bits of
 // the CPU kernels, except for the digits of a NaN.
 //
 // What must not change bits is written as hpcps_add, hpcps_sub and hpcps_mul: the compiler may fuse a * b + c, but not
@@ -26,7 +26,7 @@ enum {
 
 // Words of an encoder's state.
 enum {
-    HPCPS_STATE_BYTES,          // of the payload, topk only
+    HPCPS_STATE_BYTES,          // of the payload, topk and packed only
     HPCPS_STATE_NOT_FINITE,     // elements
     HPCPS_STATE_LARGEST,        // finite size
     HPCPS_STATE_DONE,           // threshold, ties and count are known
@@ -195,7 +195,7 @@ HPCPS_KERNEL hpcps_encode_int8_kernel(const float* x, float* residual, uint8_t* 
     for (int item = 0; item < HPCPS_ITEMS; ++item) {
         const int64_t i = begin + item * HPCPS_WARP + hpcps_lane();
         if (i >= numel) break;
-        const int32_t level = some ? hpcps_round(hpcps_mul(values[item], inverse)) : 0;
+        const int32_t level = some ? hpcps_int8_sent(hpcps_mul(values[item], inverse), byte) : 0;
         bytes[i] = (uint8_t)level;
         hpcps_leave(residual, i, values[item], hpcps_mul(scale, (float)level), finite);
     }

@@ -154,11 +154,10 @@ HPCPS_KERNEL hpcps_topk_count_kernel(const float* x, const float* residual, int6
     if (threadIdx.x == 0) tile_counts[blockIdx.x] = total;
 }
 
-// The largest finite element that is sent comes to lie in [2^15, 2^16); 0 where nothing finite is sent.
-HPCPS_DEVICE int32_t hpcps_topk_exponent(const hpcps_word* state) {
-    const int32_t largest = (int32_t)state[HPCPS_STATE_LARGEST], exponent = (largest >> 23) - 127 - 15;
-    if (largest == 0 || state[HPCPS_STATE_NOT_FINITE] >= state[HPCPS_STATE_COUNT]) return 0;
-    return exponent < -126 ? -126 : exponent;
+// The exponent of what is sent; all that is not finite is sent before the largest that is.
+HPCPS_DEVICE int32_t hpcps_exponent_sent(const hpcps_word* state) {
+    const int finite = state[HPCPS_STATE_NOT_FINITE] < state[HPCPS_STATE_COUNT];
+    return hpcps_topk_exponent(finite ? (uint32_t)state[HPCPS_STATE_LARGEST] : 0u);
 }
 
 // Writes index and half of the elements sent, and what is left of all. A warp takes 256 neighbours, 32 at a time, so
@@ -170,7 +169,7 @@ HPCPS_KERNEL hpcps_topk_compact_kernel(const float* x, float* residual, int64_t 
     const uint32_t below = (1u << hpcps_lane()) - 1u;               // lanes before this one
     const int64_t begin = (int64_t)blockIdx.x * HPCPS_TILE + hpcps_warp() * HPCPS_BLOCK + hpcps_lane();
     const uint32_t threshold = (uint32_t)state[HPCPS_STATE_THRESHOLD], ties = (uint32_t)state[HPCPS_STATE_TIES];
-    const int32_t exponent = hpcps_topk_exponent(state);
+    const int32_t exponent = hpcps_exponent_sent(state);
     float values[HPCPS_ITEMS];
     hpcps_word of_warp = 0, total;
     for (int item = 0; item < HPCPS_ITEMS; ++item) {
@@ -195,8 +194,8 @@ HPCPS_KERNEL hpcps_topk_compact_kernel(const float* x, float* residual, int64_t 
         if (i >= numel) continue;
         float decoded = 0.0f;
         if ((size > threshold || (size == threshold && rank < ties)) && at < room) {
-            const uint16_t half = hpcps_half_sent(hpcps_mul(values[item], hpcps_power_of_two(-exponent)));
-            decoded = hpcps_mul(hpcps_of_half(half), hpcps_power_of_two(exponent));
+            const uint16_t half = hpcps_topk_half(values[item], exponent);
+            decoded = hpcps_topk_value(half, exponent);
             indices[at] = (uint32_t)i;
             halves[at] = half;
         }
@@ -242,7 +241,7 @@ HPCPS_KERNEL hpcps_topk_write_kernel(const uint32_t* indices, const uint16_t* ha
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         hpcps_store32(out, (uint32_t)count);
         hpcps_store32(out + 4, (uint32_t)gap_bytes);
-        hpcps_store32(out + 8, (uint32_t)hpcps_topk_exponent(state));
+        hpcps_store32(out + 8, (uint32_t)hpcps_exponent_sent(state));
         hpcps_store32(out + 12, 0);
         state[HPCPS_STATE_BYTES] = (hpcps_word)(HPCPS_TOPK_HEADER + gap_bytes + 2 * count);
     }
@@ -319,7 +318,7 @@ HPCPS_KERNEL hpcps_topk_add_kernel(float* acc, int64_t numel, const uint8_t* pay
     const uint8_t* const gaps = payload + HPCPS_TOPK_HEADER;
     const int64_t first = (int64_t)blockIdx.x * HPCPS_TILE + (int64_t)threadIdx.x * HPCPS_ITEMS;
     const int64_t gap_bytes = hpcps_topk_gap_bytes(payload, num_bytes);
-    const float scale = hpcps_power_of_two((int32_t)hpcps_load32(payload + 8));
+    const int32_t exponent = (int32_t)hpcps_load32(payload + 8);
     hpcps_word count, span, total;
     hpcps_survey(gaps, gap_bytes, first, numel, &count, &span);
     int64_t j = (int64_t)(tile_counts[blockIdx.x] + hpcps_block_scan(count, sums, &total));
@@ -327,8 +326,8 @@ HPCPS_KERNEL hpcps_topk_add_kernel(float* acc, int64_t numel, const uint8_t* pay
     for (int64_t at = first; at < first + HPCPS_ITEMS && at < gap_bytes; ++at) {
         if (gaps[at] >= 128u) continue;
         i += hpcps_gap_ending(gaps, at, numel);
-        const float value = hpcps_mul(hpcps_of_half((uint16_t)hpcps_load16(gaps + gap_bytes + 2 * j)), scale);
-        const float product = hpcps_mul(weight, value);
+        const uint16_t half = (uint16_t)hpcps_load16(gaps + gap_bytes + 2 * j);
+        const float product = hpcps_mul(weight, hpcps_topk_value(half, exponent));
         acc[i] = assign ? product : hpcps_add(acc[i], product);
         ++i;
         ++j;

@@ -16,13 +16,14 @@ import numpy as np
 
 from hpcps.device.arrays import ArrayModule, DeviceArray, address_of, to_host
 from hpcps.device.module import KernelModule
+from hpcps.device.packed import DevicePacked, PackedSurvey
 from hpcps.device.topk import DeviceTopk, Survey
 
 __all__ = ["DeviceCodecs", "Encoding"]
 
-_NAMES = ("none", "fp32", "fp16", "bf16", "int8", "onebit", "topk")
+_NAMES = ("none", "fp32", "fp16", "bf16", "int8", "onebit", "topk", "packed")
 """By the number on the wire (hpcps.plan.Codec)."""
-_FP32, _INT8, _ONEBIT, _TOPK = 1, 4, 5, 6
+_FP32, _INT8, _ONEBIT, _TOPK, _PACKED = 1, 4, 5, 6, 7
 _BLOCK = 256
 _WARPS, _TILE = 8, 2048
 """Blocks of a format and elements that one block of threads takes (cuda_src/kernels.cuh)."""
@@ -65,6 +66,7 @@ class DeviceCodecs:
         }
         self._combine = module.get_function("hpcps_combine_kernel")
         self._topk = DeviceTopk(xp, module)
+        self._packed = DevicePacked(xp, module)
 
     def encode(
         self, codec: int, x: DeviceArray, out: DeviceArray, *, residual: DeviceArray | None = None, keep: int = 0
@@ -93,6 +95,9 @@ class DeviceCodecs:
         if codec == _TOPK:
             self._topk.encode(x, out, owed, keep, state)
             return Encoding(-1, state)
+        if codec == _PACKED:
+            self._packed.encode(x, out, owed, state)
+            return Encoding(-1, state)
         per_block = _WARPS * _BLOCK if codec in (_INT8, _ONEBIT) else _TILE
         grid = (max(1, -(-x.size // per_block)),)
         self._encoders[codec](grid, (_THREADS,), (x, owed, out, np.int64(x.size), state))
@@ -119,8 +124,8 @@ class DeviceCodecs:
     ) -> None:
         """Do ``acc += sum of weights[i] * decoded(payloads[i])``, added in this order, on the current stream.
 
-        Neighbours that are dense go in one pass over memory. Waits for the device where a payload is top-k, to see
-        whether it is sound.
+        Neighbours that are dense go in one pass over memory. Waits for the device where a payload is top-k or packed,
+        to see whether it is sound.
 
         Args:
             acc: float32.
@@ -146,9 +151,9 @@ class DeviceCodecs:
     ) -> None:
         _check_terms(op, acc, payloads, codecs, weights)
         surveys = {
-            index: self._topk.survey(payload, acc.size)
+            index: (self._topk if codec == _TOPK else self._packed).survey(payload, acc.size)
             for index, (payload, codec) in enumerate(zip(payloads, codecs, strict=True))
-            if codec == _TOPK
+            if codec in (_TOPK, _PACKED)
         }
         for index, survey in surveys.items():
             fault = survey.fault()
@@ -156,7 +161,7 @@ class DeviceCodecs:
                 raise ValueError(f"cannot {op} {_which(op, index)}: {fault}; the payload or its codec is wrong")
         with np.errstate(over="ignore"):
             factors = [np.float32(weight) for weight in weights]
-        for sparse, group in groupby(range(len(payloads)), lambda index: codecs[index] == _TOPK):
+        for sparse, group in groupby(range(len(payloads)), lambda index: index in surveys):
             indices = list(group)
             if sparse:
                 self._add_sparse(acc, [(surveys[index], factors[index]) for index in indices], assign)
@@ -164,11 +169,14 @@ class DeviceCodecs:
                 self._add_dense(acc, [(payloads[i], codecs[i], factors[i]) for i in indices], assign)
             assign = False
 
-    def _add_sparse(self, acc: DeviceArray, terms: list[tuple[Survey, np.float32]], assign: bool) -> None:
-        if assign:
-            acc.fill(0)
+    def _add_sparse(
+        self, acc: DeviceArray, terms: list[tuple[Survey | PackedSurvey, np.float32]], assign: bool
+    ) -> None:
         for survey, weight in terms:
-            self._topk.add(acc, survey, weight, assign=assign)
+            if isinstance(survey, PackedSurvey):
+                self._packed.add(acc, survey, weight, assign=assign)
+            else:
+                self._topk.add(acc, survey, weight, assign=assign)
             assign = False
 
     def _add_dense(self, acc: DeviceArray, terms: list[tuple[DeviceArray, int, np.float32]], assign: bool) -> None:
@@ -184,10 +192,12 @@ class DeviceCodecs:
 
 
 def _wire_bytes(codec: int, numel: int, keep: int) -> int:
-    """Bytes of the payload; of top-k the most that it can have."""
+    """Bytes of the payload; of top-k and packed the most that it can have."""
     num_blocks = -(-numel // _BLOCK)
     if codec == _TOPK:
         return 16 + min(5 * keep, keep + numel // 127) + 2 * keep
+    if codec == _PACKED:
+        return 4 * numel + num_blocks
     return (4 * numel, 4 * numel, 2 * numel, 2 * numel, num_blocks + numel, 4 * num_blocks + -(-numel // 8))[codec]
 
 
@@ -239,7 +249,7 @@ def _check_terms(
     for index, (payload, codec) in enumerate(zip(payloads, codecs, strict=True)):
         _check_codec(f"{op} {_which(op, index)}", codec)
         _check_array(f"{op} {_which(op, index)}", payload, np.uint8)
-        if codec == _TOPK:
+        if codec in (_TOPK, _PACKED):
             continue
         need = _wire_bytes(codec, acc.size, 0)
         if payload.size != need:

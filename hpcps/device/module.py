@@ -16,7 +16,7 @@ from hpcps.errors import NotBuiltError
 
 __all__ = ["COMPILE_OPTIONS", "BuiltModule", "Kernel", "KernelModule", "SOURCES", "kernel_source", "load_module"]
 
-SOURCES = ("elements.h", "kernels.cuh", "topk.cuh")
+SOURCES = ("elements.h", "kernels.cuh", "topk.cuh", "packed.cuh")
 """In the order in which each includes the one before."""
 COMPILE_OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true")
 """For NVRTC: nothing that changes bits."""

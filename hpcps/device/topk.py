@@ -139,8 +139,10 @@ class DeviceTopk:
             acc: float32.
             survey: of the payload; it found no fault.
             weight: the factor.
-            assign: assign to the elements that the payload holds.
+            assign: what acc holds does not matter; elements that the payload does not hold become +0.
         """
+        if assign:
+            acc.fill(0)
         payload = survey.payload
         sizes = (acc, np.int64(survey.numel), payload, np.int64(payload.size))
         args = (*sizes, survey.tile_counts, survey.tile_spans, weight, np.int32(assign))

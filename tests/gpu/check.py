@@ -32,10 +32,10 @@ BUILD_LIMIT_S, TESTS_LIMIT_S = 120, 150
 TURNS, REPEATS = 5, 10
 DENSE_BAR, TOPK_BAR, STAGED_BAR = 0.7, 0.5, 0.7
 """Shares that are hoped for; none was measured yet when this was written."""
-NAMES = ("none", "fp32", "fp16", "bf16", "int8", "onebit", "topk")
-WIRE_BYTES = (4.0, 4.0, 2.0, 2.0, 1 + 1 / 256, 1 / 8 + 4 / 256, 0.0)
-"""Bytes of a payload for each element."""
-TOPK = 6
+NAMES = ("none", "fp32", "fp16", "bf16", "int8", "onebit", "topk", "packed")
+WIRE_BYTES = (4.0, 4.0, 2.0, 2.0, 1 + 1 / 256, 1 / 8 + 4 / 256, 0.0, 2 + 1 / 8 + 1 / 256)
+"""Bytes of a payload for each element; packed: where half of them are zeros."""
+TOPK, PACKED = 6, 7
 TOPK_FRAC = 0.01
 NUM_TERMS = 4
 
@@ -118,9 +118,11 @@ def works(rig: Any, numel: int) -> Iterator[tuple[str, Callable[[], object], flo
     x, residual, acc = rig.to_device(host), rig.xp.zeros(numel, np.float32), rig.xp.zeros(numel, np.float32)
     codecs, keep = rig.codecs, max(1, round(TOPK_FRAC * numel))
     for codec, name in enumerate(NAMES):
-        room = int(numel * WIRE_BYTES[codec]) + 4096 if codec != TOPK else 16 + 4 * keep + numel // 127
+        if codec == PACKED:
+            x = rig.to_device(host * (rng.random(numel) < 0.5))
+        room = 5 * numel + 4096 if codec != TOPK else 16 + 4 * keep + numel // 127
         out = rig.xp.empty(room, np.uint8)
-        passes = 40 if codec == TOPK else 8  # five passes of x and residual
+        passes = 40 if codec == TOPK else 16 if codec == PACKED else 8  # five, two and one of x and residual
         for owed, what in ((None, "encode"), (residual, "encode with feedback")):
             traffic = numel * (
                 (passes if owed is not None else passes / 2) + WIRE_BYTES[codec] + 4 * (owed is not None)
@@ -136,7 +138,9 @@ def works(rig: Any, numel: int) -> Iterator[tuple[str, Callable[[], object], flo
             terms = [payload] * num_terms, [codec] * num_terms, [0.5] * num_terms
             what = f"{name} decode-accumulate" + (f" of {num_terms}" if num_terms > 1 else "")
             traffic = numel * (8 + num_terms * WIRE_BYTES[codec])
-            yield what, bind(codecs.decode_accumulate, acc, *terms), traffic, DENSE_BAR
+            if codec == PACKED:  # a look at the payload first, and a pass over the sum for each
+                what, traffic = f"{what}, waits", numel * num_terms * (8 + WIRE_BYTES[codec])
+            yield what, bind(codecs.decode_accumulate, acc, *terms), traffic, 0.0 if codec == PACKED else DENSE_BAR
 
 
 def bind(call: Callable[..., object], *args: Any, **options: Any) -> Callable[[], object]:

@@ -16,13 +16,17 @@ from host_module import HostModule
 
 from hpcps.device import DeviceCodecs
 
-TOPK = 6
+TOPK, PACKED = 6, 7
 
 
 def damaged(rng: np.random.Generator, codec: int, payload: np.ndarray) -> np.ndarray:
     """The payload with bytes changed, or cut or grown where its size says nothing."""
     payload = payload.copy()
     kind = rng.integers(0, 6)
+    if codec == PACKED and kind < 5:
+        at = rng.integers(0, min(40, payload.size)) if kind < 2 else rng.integers(0, payload.size)
+        payload[at] ^= rng.integers(1, 256, dtype=np.uint8)
+        return payload[: rng.integers(0, payload.size + 1)].copy() if kind == 4 else payload
     if kind == 0 and payload.size:
         payload[rng.integers(0, payload.size, 3)] = rng.integers(0, 256, 3)
     elif kind == 1 and codec == TOPK:
@@ -47,10 +51,12 @@ def main() -> None:
     codecs = DeviceCodecs(np, module)
     refused = 0
     for _ in range(rounds):
-        codec, numel = int(rng.choice([*range(TOPK), *[TOPK] * TOPK])), int(rng.integers(1, 3000))
+        codec, numel = int(rng.choice([*range(TOPK), *[TOPK, PACKED] * TOPK])), int(rng.integers(1, 3000))
         x = rng.standard_normal(numel).astype(np.float32)
+        if codec == PACKED:
+            x[rng.random(numel) < rng.choice([0.03, 0.5, 0.995])] = 0
         keep = int(rng.integers(1, numel + 1)) if codec == TOPK else 0
-        out = np.empty(16 + 3 * keep + numel // 127 if codec == TOPK else 4 * numel + 4, np.uint8)
+        out = np.empty(16 + 3 * keep + numel // 127 if codec == TOPK else 4 * numel + 12, np.uint8)
         num_bytes, _ = codecs.encode(codec, x, out, residual=np.zeros(numel, np.float32), keep=keep)
         payload = damaged(rng, codec, out[:num_bytes])
         acc = np.zeros(numel, np.float32)

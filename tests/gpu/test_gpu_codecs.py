@@ -9,7 +9,7 @@ from rigs import Rig
 from hpcps import native
 from hpcps.plan import Codec, CodecSpec
 
-CODECS = [codec for codec in Codec if codec is not Codec.PACKED]
+CODECS = list(Codec)
 SIZES = (0, 1, 31, 32, 255, 256, 257, 2047, 2048, 2049, 4096, 9001)
 GUARD = 64
 """Bytes around an output that must stay as they are."""
@@ -37,6 +37,13 @@ def special(numel: int) -> np.ndarray:
     return values
 
 
+def near_the_end(numel: int) -> np.ndarray:
+    """Magnitudes that int8 cuts: its elements would reach infinity."""
+    rng = np.random.default_rng(numel)
+    signs = rng.choice(np.array([1, -1], np.float32), numel)
+    return (signs * np.finfo(np.float32).max * rng.uniform(0.98, 1.0, numel)).astype(np.float32)
+
+
 def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
     """Equal bits, where any NaN equals any other."""
     nan = np.isnan(want)
@@ -46,6 +53,9 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
 
 def same_payload(codec: Codec, got: np.ndarray, want: np.ndarray) -> bool:
     """Equal bytes, where any NaN equals any other."""
+    if codec is Codec.PACKED:
+        floats = [np.resize(each, each.size // 4 * 4).view(np.float32) for each in (got, want)]
+        return got.size == want.size and same_bits(*floats)
     if codec in (Codec.NONE, Codec.FP32):
         return same_bits(got.view(np.float32), want.view(np.float32))
     if codec is Codec.FP16:
@@ -108,6 +118,7 @@ def test_encode_of_special_values(rig, codec):
         keep = keep_of(codec, numel, 0.5)
         check_encode(rig, codec, x, None, keep=keep)
         check_encode(rig, codec, x, np.roll(special(numel), 3), keep=keep)
+        check_encode(rig, codec, near_the_end(numel), numbers(2, numel), keep=keep)
         check_encode(rig, codec, np.zeros(numel, np.float32), np.zeros(numel, np.float32), keep=keep)
 
 
@@ -160,6 +171,7 @@ MIXES = [
     [Codec.FP16, Codec.FP16, Codec.BF16, Codec.ONEBIT, Codec.FP32, Codec.INT8, Codec.INT8, Codec.NONE],
     [Codec.TOPK, Codec.TOPK, Codec.FP16],
     [Codec.INT8, Codec.INT8, Codec.TOPK, Codec.INT8, Codec.INT8],
+    [Codec.PACKED, Codec.PACKED, Codec.TOPK, Codec.PACKED, Codec.FP16],
 ]
 
 
@@ -193,12 +205,14 @@ def test_decode_gives_the_values(rig, codec):
 def test_random_bytes_are_refused_or_decoded_as_on_the_cpu(rig, codec):
     rng = np.random.default_rng(11)
     numel = 600
-    (sound,) = payloads_of([codec], numel, seed=5)
+    (sound,) = payloads_of([codec], numel, seed=1)  # packed: two bitmaps and a block as it is
     refused = decoded = 0
     for _ in range(60):
         payload = sound.copy()
-        if codec is not Codec.TOPK:
+        if codec not in (Codec.TOPK, Codec.PACKED):
             payload[:] = rng.integers(0, 256, payload.size)
+        elif codec is Codec.PACKED and rng.random() < 0.4:
+            payload[rng.integers(0, 3 + 32)] ^= 1 << rng.integers(0, 8)
         elif rng.random() < 0.7:
             payload[rng.integers(0, payload.size, rng.integers(1, 4))] = rng.integers(0, 256)
         else:
@@ -208,13 +222,14 @@ def test_random_bytes_are_refused_or_decoded_as_on_the_cpu(rig, codec):
             native.decode_accumulate(expected, [payload], [codec], [0.5])
         except ValueError:
             refused += 1
-            with pytest.raises(ValueError, match=r"cannot decode_accumulate payloads\[0\]: topk payload of "):
+            message = rf"cannot decode_accumulate payloads\[0\]: {codec.name.lower()} payload of "
+            with pytest.raises(ValueError, match=message):
                 rig.codecs.decode_accumulate(acc, [rig.to_device(payload)], [codec], [0.5])
         else:
             decoded += 1
             rig.codecs.decode_accumulate(acc, [rig.to_device(payload)], [codec], [0.5])
         assert same_bits(rig.to_host(acc), expected)
-    assert (refused > 20 and decoded > 5) if codec is Codec.TOPK else refused == 0
+    assert (refused > 20 and decoded > 5) if codec in (Codec.TOPK, Codec.PACKED) else refused == 0
 
 
 def header(count: int, gap_bytes: int, exponent: int, last: int = 0) -> bytes:
@@ -252,12 +267,61 @@ def test_damaged_topk_payloads_are_refused_before_any_effect(rig, payload, messa
     assert np.array_equal(rig.to_host(acc), start)
 
 
+def bitmap(*elements: int) -> bytes:
+    return sum(1 << element for element in elements).to_bytes(32, "little")
+
+
+# of 266 elements: a block of 256 and one of 10
+PACKED_FAULTS = [
+    (b"\0", "packed payload of 1 bytes, need at least 2 for the counts of 266 elements"),
+    (b"\xf8\xf8", "is damaged: count 248 of block 0, need 0 to 247 or 255"),
+    (b"\0\x02", "is damaged: count 2 of block 1, need 0 to 1 or 255"),
+    (b"\0\0\0", "packed payload of 3 bytes, need 2 for 266 elements"),
+    (b"\0\xff" + bytes(36), "packed payload of 38 bytes, need 42 for 266 elements"),
+    (b"\x02\x01" + bitmap(7) + bytes(8) + bitmap() + bytes(4), "block 0 does not mark as many elements as its count"),
+    (b"\0\x01" + bitmap(7, 8) + bytes(4), "block 1 does not mark as many elements as its count says"),
+    (b"\0\x01" + bitmap(10) + bytes(4), "block 1 does not mark as many elements as its count says"),
+    (b"\0\x01" + bitmap(255) + bytes(4), "block 1 does not mark as many elements as its count says"),
+]
+
+
+@pytest.mark.parametrize(("payload", "message"), PACKED_FAULTS)
+def test_damaged_packed_payloads_are_refused_before_any_effect(rig, payload, message):
+    damaged, start = np.frombuffer(payload, np.uint8), np.arange(266, dtype=np.float32)
+    with pytest.raises(ValueError, match="packed payload"):
+        native.decode_accumulate(start.copy(), [damaged], [Codec.PACKED], [1.0])
+    acc = rig.to_device(start)
+    sound = rig.to_device(np.ones(266, np.float32).view(np.uint8))
+    with pytest.raises(ValueError) as error:
+        rig.codecs.decode_accumulate(acc, [sound, rig.to_device(damaged)], [Codec.FP32, Codec.PACKED], [1.0, 1.0])
+    assert str(error.value).startswith("cannot decode_accumulate payloads[1]: packed payload")
+    assert message in str(error.value)
+    assert np.array_equal(rig.to_host(acc), start)
+
+
+def test_packed_blocks_of_every_density(rig):
+    """Around 247 of 256, from which on a block is sent as it is; and a last block too short for a bitmap."""
+    rng, numel = np.random.default_rng(8), 12 * 256 + 8
+    x = rng.standard_normal(numel).astype(np.float32)
+    for block, count in enumerate((0, 1, 8, 128, 246, 247, 248, 249, 255, 256, 0, 32)):
+        x[256 * block : 256 * (block + 1)][rng.permutation(256)[count:]] = 0
+    payload = check_encode(rig, Codec.PACKED, x, None, keep=0)
+    assert payload[:13].tolist() == [0, 1, 8, 128, 246, 247, 255, 255, 255, 255, 0, 32, 255]
+    check_encode(rig, Codec.PACKED, x, np.zeros_like(x), keep=0)
+    check_encode(rig, Codec.PACKED, x, x[::-1].copy(), keep=0)
+    for assign in (False, True):
+        acc, expected = rig.to_device(numbers(5, numel)), numbers(5, numel)
+        native.decode_accumulate(expected, [payload], [Codec.PACKED], [-0.3], assign=assign)
+        rig.codecs.decode_accumulate(acc, [rig.to_device(payload)], [Codec.PACKED], [-0.3], assign=assign)
+        assert same_bits(rig.to_host(acc), expected)
+
+
 def test_wrong_arguments_are_refused(rig):
     put, codecs = rig.to_device, rig.codecs
     x, out = put(np.zeros(300, np.float32)), put(np.zeros(3000, np.uint8))
     wide = put(np.zeros(300, np.float64))
-    with pytest.raises(ValueError, match=r"^cannot encode: unknown codec 7, need 0 to 6; correct it$"):
-        codecs.encode(7, x, out)
+    with pytest.raises(ValueError, match=r"^cannot encode: unknown codec 8, need 0 to 7; correct it$"):
+        codecs.encode(8, x, out)
     with pytest.raises(TypeError, match=r"^cannot encode x: dtype float64, need float32; convert it, or use the host$"):
         codecs.encode(Codec.NONE, wide, out)
     with pytest.raises(ValueError, match=r"^cannot encode residual: 299 elements, x has 300; pass as many$"):

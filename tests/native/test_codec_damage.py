@@ -72,6 +72,7 @@ LENGTHS = {
     "int8": "int8 payload of 11 bytes, need 6 for 5 elements",
     "onebit": "onebit payload of 11 bytes, need 5 for 5 elements",
     "topk": "topk payload of 11 bytes, need at least 16 for its header",
+    "packed": "packed payload of 11 bytes, need 1 for 5 elements",
 }
 
 
@@ -125,6 +126,61 @@ def test_a_damaged_topk_payload_is_refused_with_the_reason(codecs, case):
     assert not is_accepted(codecs, int(Codec.TOPK), payload, 50)
 
 
+def packed(counts: bytes, *blocks: bytes, num_values: int = 0) -> np.ndarray:
+    """A payload with these counts and bitmaps, and a 1 for each value."""
+    return as_bytes(counts + b"".join(blocks) + struct.pack("<f", 1) * num_values)
+
+
+def bitmap(*elements: int) -> bytes:
+    return sum(1 << element for element in elements).to_bytes(32, "little")
+
+
+# of 266 elements: a block of 256 and one of 10
+DAMAGED_PACKED = {
+    "no counts": (packed(b"\0"), "need at least 2 for the counts of 266 elements"),
+    "count of no encoder": (packed(b"\xf8\0"), "count 248 of block 0, need 0 to 247 or 255"),
+    "largest of them": (packed(b"\xfe\0"), "count 254 of block 0, need 0 to 247 or 255"),
+    "too large for a short block": (packed(b"\0\x02"), "count 2 of block 1, need 0 to 1 or 255"),
+    "too short": (
+        packed(b"\x02\0", bitmap(1, 2), num_values=1),
+        "packed payload of 38 bytes, need 42 for 266 elements",
+    ),
+    "too long": (packed(b"\0\0", b"\0"), "packed payload of 3 bytes, need 2 for 266 elements"),
+    "raw cut off": (packed(b"\0\xff", num_values=9), "packed payload of 38 bytes, need 42 for 266 elements"),
+    "fewer marks": (packed(b"\x02\0", bitmap(7), num_values=2), "block 0 marks 1 elements, need 2"),
+    "more marks": (packed(b"\0\x01", bitmap(7, 8), num_values=1), "block 1 marks 2 elements, need 1"),
+    "no marks": (packed(b"\x01\0", bitmap(), num_values=1), "block 0 marks 0 elements, need 1"),
+    "a mark beyond": (packed(b"\0\x01", bitmap(10), num_values=1), "block 1 marks elements beyond its 10"),
+    "the last mark": (packed(b"\0\x01", bitmap(255), num_values=1), "block 1 marks elements beyond its 10"),
+    "a mark beyond before too many": (packed(b"\0\x01", bitmap(1, 64), num_values=1), "elements beyond its 10"),
+    "the first fault": (
+        packed(b"\x01\x01", bitmap(1, 2), struct.pack("<f", 1), bitmap(), num_values=1),
+        "block 0 marks 2 elements, need 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED_PACKED)
+def test_a_damaged_packed_payload_is_refused_with_the_reason(codecs, case):
+    payload, reason = DAMAGED_PACKED[case]
+    message = refusal(codecs, int(Codec.PACKED), payload, 266)
+    assert f"packed payload of {payload.size} bytes" in message
+    assert reason in message
+    assert not is_accepted(codecs, int(Codec.PACKED), payload, 266)
+
+
+def test_what_is_at_the_limits_of_packed_is_accepted(codecs):
+    def elements(payload: np.ndarray) -> list[int]:
+        assert is_accepted(codecs, int(Codec.PACKED), payload, 266)
+        return np.flatnonzero(decode(codecs, "packed", payload, 266)).tolist()
+
+    assert elements(packed(b"\0\0")) == []
+    assert elements(packed(b"\0\x01", bitmap(9), num_values=1)) == [265]
+    assert elements(packed(b"\x01\0", bitmap(255), num_values=1)) == [255]
+    assert elements(packed(b"\xf7\0", bitmap(*range(9, 256)), num_values=247)) == list(range(9, 256))
+    assert elements(packed(b"\xff\xff", num_values=266)) == list(range(266))
+
+
 def test_what_is_at_the_limits_of_topk_is_accepted(codecs):
     def elements(payload: np.ndarray) -> dict[int, float]:
         out = decode(codecs, "topk", payload, 50)
@@ -150,7 +206,7 @@ def test_random_bytes_never_do_harm(codecs):
     guarded = np.full(numel + 64, 7, dtype=np.float32)
     acc = guarded[32:-32]
     for _ in range(3000):
-        codec = int(rng.integers(0, 7))
+        codec = int(rng.integers(0, 8))
         length = int(rng.integers(0, 120))
         payload = rng.integers(0, 256, length, dtype=np.uint8)
         if length >= 16 and rng.random() < 0.8:
@@ -168,18 +224,46 @@ def test_random_bytes_never_do_harm(codecs):
     assert (guarded[-32:] == 7).all()
 
 
-@pytest.mark.parametrize("text", ["int8", "onebit", "topk:0.05"])
+@pytest.mark.parametrize("text", ["int8", "onebit", "topk:0.05", "packed"])
 def test_flipped_bits_are_refused_or_decoded(codecs, text):
     """A flip that keeps the form is another payload; it must not be refused by one call and taken by the other."""
     rng = np.random.default_rng(12)
-    payload = encode(codecs, text, values("normal", NUMEL))[0]
+    payload = encode(codecs, text, values("half_zeros", NUMEL) if text == "packed" else values("normal", NUMEL))[0]
     outcomes = set()
     for _ in range(400):
         damaged = payload.copy()
         for bit in rng.integers(0, min(8 * payload.size, 3000), rng.integers(1, 4)).tolist():
             damaged[bit // 8] ^= 1 << (bit % 8)
         outcomes.add(is_accepted(codecs, number(text), damaged, NUMEL))
-    assert outcomes == ({True, False} if text.startswith("topk") else {True})
+    assert outcomes == ({True, False} if text in ("topk:0.05", "packed") else {True})
+
+
+@pytest.mark.parametrize("numel", [10, 256, 300, 700])
+def test_every_implementation_refuses_the_same_packed_payloads(numel):
+    from hpcps import _codec_reference, native
+
+    if not native.available():
+        pytest.skip(native.why_not())
+    rng = np.random.default_rng(14)
+    same = 0
+    for attempt in range(600):
+        payload = encode(native, "packed", values("half_zeros", numel, attempt))[0]
+        num_bits = 8 * min(payload.size, int(rng.choice([2, 40, payload.size])))
+        for bit in rng.integers(0, num_bits, rng.integers(0, 4)).tolist():
+            payload[bit // 8] ^= 1 << (bit % 8)
+        if rng.random() < 0.1:
+            payload = np.resize(payload, max(0, payload.size + int(rng.integers(-5, 5))))
+        results = []
+        for kernels in (native, _codec_reference):
+            out = np.full(numel, 7, dtype=np.float32)
+            try:
+                kernels.decode(int(Codec.PACKED), payload, out)
+                results.append(out.tobytes())
+            except ValueError as error:
+                results.append(str(error))
+        assert results[0] == results[1]
+        same += isinstance(results[0], bytes)
+    assert 100 < same < 580
 
 
 @pytest.mark.parametrize("numel", [40, 300])

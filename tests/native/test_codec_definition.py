@@ -103,7 +103,7 @@ def test_what_is_decoded_and_left_follows_the_definition(codecs, text, kind):
     assert np.array_equal(residual, np.where(np.isfinite(left), left, old))
 
 
-@pytest.mark.parametrize("text", LOSSY)
+@pytest.mark.parametrize("text", ["packed", *LOSSY])
 def test_a_residual_that_is_not_finite_becomes_zero_where_the_sum_is_not_finite(codecs, text):
     x = np.ones(NUMEL, dtype=np.float32)
     residual = np.zeros(NUMEL, dtype=np.float32)
@@ -116,7 +116,7 @@ def test_a_residual_that_is_not_finite_becomes_zero_where_the_sum_is_not_finite(
 
 def test_a_sum_beyond_the_range_counts_as_not_finite(codecs):
     x = np.full(4, FLOAT_MAX)
-    for text in ("none", *LOSSY):
+    for text in ("none", "packed", *LOSSY):
         residual = np.array([FLOAT_MAX, 0, 0, 0], dtype=np.float32)
         payload, num_not_finite = encode(codecs, text, x, residual)
         assert num_not_finite == 1
@@ -147,9 +147,44 @@ def test_bytes_of_small_payloads(codecs):
         "bf16": bytes.fromhex("803f00c000000243"),
         "int8": bytes([128, 0, 255, 0, 65]),  # scale 2: 0.5 and -1 of it are rounded to even
         "onebit": struct.pack("<f", 33.25) + b"\x02",
+        "packed": b"\xff" + struct.pack("<4f", *x),
         "topk:0.5": struct.pack("<4i", 2, 2, -8, 0) + b"\x01\x01" + struct.pack("<2e", -512, 33280),
     }
     assert {text: encode(codecs, text, x)[0].tobytes() for text in want} == want
+
+
+def test_bytes_of_packed_blocks(codecs):
+    """A bitmap for 247 of 256 at most, no bytes for none; the last block has 11 elements."""
+    x = np.zeros(3 * 256 + 11, dtype=np.float32)
+    x[:248], x[512:759], x[[770, 771]] = 5, 7, [-0.0, np.nan]
+    bitmaps = b"\xff" * 30 + b"\x7f\0", b"\x0c" + bytes(31)
+    want = b"\xff\0\xf7\x02" + x[:256].tobytes() + bitmaps[0] + x[512:759].tobytes()
+    want += bitmaps[1] + x[[770, 771]].tobytes()
+    payload, num_not_finite = encode(codecs, "packed", x)
+    assert payload.tobytes() == want
+    assert num_not_finite == 1
+
+
+@pytest.mark.parametrize(("numel", "most"), [(1, 0), (9, 0), (10, 1), (11, 2), (255, 246), (256, 247)])
+def test_a_bitmap_is_sent_where_it_is_shorter(codecs, numel, most):
+    for count in range(numel + 1):
+        want = (0, 1) if count == 0 else (count, 33 + 4 * count) if count <= most else (255, 1 + 4 * numel)
+        for ends in (slice(numel - count, None), slice(0, count)):
+            x = np.zeros(numel, dtype=np.float32)
+            x[ends] = 1
+            payload, _ = encode(codecs, "packed", x)
+            assert (payload[0], payload.size) == want
+            assert np.array_equal(decode(codecs, "packed", payload, numel), x)
+
+
+def test_zeros_keep_their_sign_in_the_residual_of_topk(codecs):
+    """More is asked for than is not zero, of so many that the built kernels take a sample."""
+    numel = 70_003
+    x, residual = np.full(numel, -0.0, dtype=np.float32), np.full(numel, -0.0, dtype=np.float32)
+    x[::10], x[::5000] = 3, np.inf
+    encode(codecs, "topk:0.2", x, residual)
+    assert not residual.any()
+    assert np.signbit(residual[x == 0]).all()
 
 
 def test_gaps_have_digits_of_seven_bits(codecs):
@@ -183,6 +218,9 @@ def added_by_definition(acc: np.ndarray, terms: list[tuple[str, np.ndarray, floa
         term = np.float32(weight) * decoded
         if text.startswith("topk"):
             held = sent_elements(payload, acc.size)
+        if text == "packed":
+            held = packed_elements(payload, acc.size)
+        if text.startswith("topk") or text == "packed":
             term = np.where(held, term, np.float32(0))
         total = term if assign and index == 0 else np.where(held, total + term, total)
     return total
@@ -203,14 +241,30 @@ def sent_elements(payload: np.ndarray, numel: int) -> np.ndarray:
     return held
 
 
+def packed_elements(payload: np.ndarray, numel: int) -> np.ndarray:
+    """Which elements a packed payload holds, read block by block."""
+    held, at = np.zeros(numel, dtype=bool), -(-numel // 256)
+    for block in range(at):
+        part, count = held[256 * block : 256 * block + 256], int(payload[block])
+        part[:] = count == 255
+        if 0 < count < 255:
+            part[:] = np.unpackbits(payload[at : at + 32], bitorder="little")[: part.size]
+            at += 32
+        at += 4 * int(part.sum())
+    assert at == payload.size
+    return held
+
+
 MIXED = (
     ("int8", 0.3),
     ("fp16", 0.3),
     ("int8", -0.5),
+    ("packed", 0.3),
     ("topk:0.2", 0.25),
     ("topk:0.01", -1 / 3),
     ("onebit", 1 / 7),
     ("bf16", 1e-3),
+    ("packed", -1 / 7),
     ("fp32", 2.0),
     ("none", -1.0),
     ("int8", 1 / 3),
@@ -224,7 +278,8 @@ def test_payloads_of_any_codecs_are_added_in_the_order_given(codecs, first, nume
     order = MIXED[first:] + MIXED[:first]
     terms = []
     for seed, (text, weight) in enumerate(order):
-        payload = encode(codecs, text, values("normal", numel, seed))[0]
+        kind = "blocks_of_zeros" if text == "packed" else "normal"
+        payload = encode(codecs, text, values(kind, numel, seed))[0]
         terms.append((text, payload, weight, decode(codecs, text, payload, numel)))
     acc = values("negative_zeros", numel)
     want = added_by_definition(acc, terms, assign)

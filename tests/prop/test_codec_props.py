@@ -22,6 +22,9 @@ moderate_numbers = st.floats(-1000, 1000, width=32)
 texts = st.sampled_from(CODECS)
 lossy_texts = st.sampled_from(LOSSY)
 
+VARIABLE = (Codec.TOPK, Codec.PACKED)
+"""Codecs whose payloads are shorter for some elements than for others."""
+
 
 def floats(elements: st.SearchStrategy[float] = numbers) -> st.SearchStrategy[np.ndarray]:
     """Arrays of up to a few blocks, with more repeated elements than chance would give."""
@@ -69,7 +72,7 @@ def test_the_payload_is_never_longer_than_promised_and_is_always_decodable(
     payload, num_not_finite = encode(codecs, text, x, residual)  # checks the bytes behind it as well
     assert payload.size <= spec.wire_bytes(x.size)
     assert num_not_finite == np.count_nonzero(~np.isfinite(v))
-    if spec.codec is not Codec.TOPK:
+    if spec.codec not in VARIABLE:
         assert payload.size == spec.wire_bytes(x.size)
     decode(codecs, text, payload, x.size)
 
@@ -203,7 +206,7 @@ def test_one_call_for_many_payloads_equals_a_call_for_each(
 
 @each_implementation
 @few
-@given(data=st.binary(max_size=200), numel=st.integers(0, 100), codec=st.integers(0, 6))
+@given(data=st.binary(max_size=200), numel=st.integers(0, 100), codec=st.integers(0, 7))
 def test_any_bytes_are_decoded_or_refused_without_effect(
     codecs: ModuleType, data: bytes, numel: int, codec: int
 ) -> None:
@@ -214,7 +217,7 @@ def test_any_bytes_are_decoded_or_refused_without_effect(
         assert Codec(codec).name.lower() in str(error)
         assert (acc == 7).all()
     else:
-        assert codec == Codec.TOPK or len(data) == CodecSpec.parse(Codec(codec).name).wire_bytes(numel)
+        assert codec in VARIABLE or len(data) == CodecSpec.parse(Codec(codec).name).wire_bytes(numel)
 
 
 @each_implementation
@@ -241,6 +244,22 @@ def test_a_damaged_topk_payload_is_refused_without_effect_or_holds_what_it_says(
         index = held(damaged)
         assert index.size <= x.size
         assert not np.delete(out, index).any()
+
+
+@each_implementation
+@few
+@given(x=floats(st.sampled_from([0.0, -0.0, 1.0, -1e-45, 3e38, float("nan"), float("inf")])), data=st.data())
+def test_packed_keeps_every_bit_and_sends_no_more_than_it_must(
+    codecs: ModuleType, x: np.ndarray, data: st.DataObject
+) -> None:
+    for begin in range(0, x.size, 256):  # blocks with few that are not zero too
+        x[begin : begin + 256][: data.draw(st.integers(0, 256))] = 0
+    payload, _ = encode(codecs, "packed", x)
+    blocks = [x[begin : begin + 256].view(np.uint32) for begin in range(0, x.size, 256)]
+    count = [np.count_nonzero(block) for block in blocks]
+    least = [1 + (min(32 + 4 * c, 4 * block.size) if c else 0) for c, block in zip(count, blocks, strict=True)]
+    assert payload.size == sum(least)
+    assert decode(codecs, "packed", payload, x.size).tobytes() == x.tobytes()
 
 
 # --- top-k ------------------------------------------------------------------------------------------------------------
