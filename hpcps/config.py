@@ -195,6 +195,15 @@ class CompressionConfig:
         codecs = [_codec_text(setting, text, auto=False) for text in self.auto_codecs]
         _need("none" in codecs, setting, self.auto_codecs, "none among them", "add none")
         _need(len(set(codecs)) == len(codecs), setting, self.auto_codecs, "each codec once", "leave one out")
+        bounded = self.error_feedback or self.max_error > 0
+        chooses = any(codec == "auto" for _, codec in self.parsed_rules())
+        _need(
+            bounded or not chooses,
+            "compression.max_error",
+            self.max_error,
+            "above 0 for auto without error feedback, or a codec might lose most of each gradient",
+            "try 0.01, or leave compression.error_feedback on",
+        )
         for name in ("min_gain_frac", "switch_gain_frac"):
             value = getattr(self, name)
             _need(0 <= value < 1, f"compression.{name}", value, "0 to below 1", "try 0.05")

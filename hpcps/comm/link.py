@@ -10,7 +10,8 @@ __all__ = ["LinkUse", "NO_USE", "Throttle"]
 class LinkUse(NamedTuple):
     """What was pushed to one server so far.
 
-    ``busy_s`` counts the time in which at least one frame was under way, waits for a free slot left out.
+    ``busy_s`` counts the time in which at least one frame was under way, waits for a free slot left out. Messages of
+    the two-sided plane count as under way until MPI has taken them, which is at once for small ones.
     """
 
     num_frames: int = 0

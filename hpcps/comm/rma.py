@@ -125,6 +125,7 @@ class RmaPlane(Plane):
                 self._channel.finish(ticket, version)
                 return
             self._channel.counters.pull_retries += 1
+            self._channel.counters.pulled_bytes += out.size
             version = int(begin[0]) - 1
             yield True
         version = yield from self._questions.ask(rank, key, version, out)

@@ -2,7 +2,7 @@
 
 A run's folder holds one file a rank, ``events-r000.jsonl`` and so on. A line is one JSON object:
 
-    {"v": 1, "t_s": 12.5, "rank": 2, "role": "worker", "event": "step", "step": 7, ...}
+    {"v": 2, "t_s": 12.5, "rank": 2, "role": "worker", "event": "step", "step": 7, ...}
 
 ``t_s`` is wall-clock time at the end of what the event tells, on one clock for all ranks of a host. Events that this
 module does not know are passed over, so that a newer writer may add some. Everything else that does not fit
@@ -35,7 +35,7 @@ __all__ = [
     "read_run",
 ]
 
-EVENT_VERSION = 1
+EVENT_VERSION = 2
 """The version of the event format that this module reads."""
 
 T = TypeVar("T")

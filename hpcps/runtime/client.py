@@ -144,7 +144,7 @@ class WorkerClient:
             for shard in self.route.shards:
                 presence = bytes(len(shard.pieces))
                 encoded = plain(values[shard.key])
-                tickets.append(self._send(shard, Kind.INIT, encoded, options, presence, 0.0, 0.0))
+                tickets.append(self._send(shard, Kind.INIT, encoded=encoded, options=options, presence=presence))
             self.wait("the servers to take the first values", tickets=tickets)
         self.wait("the servers to publish the first values", until=self._protocol.loaded)
         for shard in self.route.shards:
@@ -190,11 +190,11 @@ class WorkerClient:
                     self._send(
                         shard,
                         Kind.GRADIENT,
-                        encoded,
-                        contribution.options,
-                        presence,
-                        contribution.weight,
-                        contribution.share_frac,
+                        encoded=encoded,
+                        options=contribution.options,
+                        presence=presence,
+                        weight=contribution.weight,
+                        share_frac=contribution.share_frac,
                     )
                 )
         return tickets
@@ -382,11 +382,12 @@ class WorkerClient:
         self,
         shard: Shard,
         kind: Kind,
+        *,
         encoded: Encoded,
         options: tuple[float, ...],
         presence: bytes,
-        weight: float,
-        share_frac: float,
+        weight: float = 0.0,
+        share_frac: float = 0.0,
     ) -> Ticket:
         shape = self._shapes[shard.key]
         header = self._protocol.header(

@@ -1,8 +1,13 @@
 """Compression on a worker: an encoder for each shard that it owns, and the choice where the rule says ``auto``.
 
-step 3 + i      shard i tries all candidates on its gradient: encode, decode, bytes, error
-each step       encode seconds and payload of the codec in use; what each link carried in what time
-every 5 steps   the policy chooses, a switch is an event; what is owed goes on under the new codec
+When what happens to the shards under ``auto``:
+
+    step 3 + i      shard i tries all candidates on its gradient: encode, decode, bytes, error
+    each step       encode seconds and payload of the codec in use; what each link carried in what time
+    every 5 steps   once all are tried the policy chooses; a switch is an event, and what is owed is owed on
+
+Shards are judged together, because they share the exchange that is timed; one in which a shard was tried is not timed.
+Refuses to weigh costs: `CodecChoice` does.
 """
 
 from __future__ import annotations
@@ -17,14 +22,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hpcps.codec.costs import Trial, try_codec
-from hpcps.codec.encoder import Encoded, ShardEncoder, fits, plain
+from hpcps.codec.encoder import Encoded, ShardEncoder, fits, nothing
 from hpcps.comm.channel import Array, Channel
 from hpcps.comm.link import LinkUse
 from hpcps.config import CompressionConfig, RunConfig
 from hpcps.plan import Codec, CodecSpec, Shard
 from hpcps.policy.codec_choice import ChoiceMemory, CodecChoice, CodecCost, CodecDecision, CodecFacts
 from hpcps.policy.codec_rules import auto_candidates
-from hpcps.policy.link_estimate import LinkEstimate
+from hpcps.policy.link_estimate import LinkEstimate, LinkFacts
 from hpcps.protocol.control import DecodeCosts
 from hpcps.runtime.metrics import EventLog
 
@@ -60,6 +65,11 @@ class _Auto:
     next_trial_step: int = 0
     probing: bool = False
 
+    @property
+    def ready(self) -> bool:
+        """True once all candidates were tried, and what a switch will be held against is known."""
+        return len(self.trials) + 1 >= len(self.candidates) and len(self.exchange_s) >= _ENOUGH
+
 
 @dataclass(slots=True)
 class _State:
@@ -78,6 +88,8 @@ class _Link:
 
     estimate: LinkEstimate = field(default_factory=LinkEstimate)
     seen: LinkUse = field(default_factory=LinkUse)
+    raw_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """What the mean frame of the last steps would have held without a codec: the size that trust is asked for."""
     decode_s: dict[int, float] = field(default_factory=dict)
     """Seconds an element by codec, as the server measured."""
 
@@ -111,6 +123,9 @@ class Compression:
         self._states: dict[int, _State] = {}
         self._links: dict[int, _Link] = {}
         self._step = 1
+        self._learned_steps = 1
+        """Counts only the steps that choices rest on."""
+        self._trial_in_step = False
         self._raw_bytes = 0
         self._reported: dict[str, int] = {}
         self._told_not_finite = False
@@ -124,16 +139,16 @@ class Compression:
         Args:
             shard: one that this worker owns.
             gradient: of its size and dtype.
-            counts: False for one of weight 0: it is sent as it is, and what is owed waits for one that counts.
+            counts: False for one of weight 0: nothing of it is sent, and what is owed waits for one that counts.
         """
         self._raw_bytes += shard.num_bytes
         if not counts:
-            return plain(gradient)
+            return nothing(gradient)
         state = self._states.get(shard.key) or self._open(shard)
         state.step = self._step
         auto = state.auto
         learns = auto is not None and self._pinned is None
-        if auto is not None and learns and self._step >= auto.next_trial_step:
+        if auto is not None and learns and self._learned_steps >= auto.next_trial_step:
             self._try(state, auto, gradient)
         began_s = self._clock()
         encoded = state.encoder.encode(gradient)
@@ -151,23 +166,16 @@ class Compression:
             exchange_s: from the first push to the last pull that was waited for.
             hidden_s: seconds of the step in which transfers went on while the worker did something else.
         """
-        pushed = [(state, state.auto) for state in self._states.values() if state.auto and state.step == self._step]
-        for server in {state.shard.server for state, _ in pushed}:
-            self._note_link(server)
-        all_elems = sum(state.shard.numel for state, _ in pushed)
-        for state, auto in pushed if self._pinned is None else ():
-            if auto.probing:
-                auto.probing = False
-                state.encoder.use(auto.memory.spec)
-            else:
-                auto.exchange_s.append(exchange_s)
-            if self._step % _CHOICE_STEPS == 0:
-                self._choose(state, auto, hidden_s=hidden_s * state.shard.numel / all_elems)
-        probed = {state.shard.server for state, auto in pushed if auto.probing}
-        for state, auto in pushed:
-            if state.shard.server in probed:  # all of a link together: a mean frame of many codecs measures nothing
-                auto.probing = True
-                state.encoder.use(NONE)
+        pushed = [state for state in self._states.values() if state.step == self._step]
+        chosen = [(state, state.auto) for state in pushed if state.auto is not None]
+        for server in {state.shard.server for state, _ in chosen}:
+            self._note_link(server, [state.shard.num_bytes for state in pushed if state.shard.server == server])
+        if self._pinned is None:
+            self._learn(chosen, exchange_s)
+            if self._learned_steps % _CHOICE_STEPS == 0 and all(auto.ready for _, auto in chosen):
+                self._choose_all(chosen, hidden_s / max(1, sum(state.shard.numel for state in pushed)))
+            self._learned_steps += 1
+        self._trial_in_step = False
         self._step += 1
 
     def volume(self) -> dict[str, int]:
@@ -198,9 +206,8 @@ class Compression:
         self._pinned = spec
         for state in self._states.values():
             if state.auto is not None:
-                use = state.auto.memory.spec if spec is None else spec
-                usable = fits(use, numel=state.shard.numel, dtype=state.shard.dtype)
-                state.encoder.use(use if usable else NONE)
+                state.auto.probing = False
+                self._use(state, state.auto.memory.spec if spec is None else spec)
 
     # --- regrouping --------------------------------------------------------------------------------
 
@@ -234,53 +241,85 @@ class Compression:
                 for spec in auto_candidates(self._config, shard.dtype)
                 if fits(spec, numel=shard.numel, dtype=shard.dtype)
             )
-            auto = _Auto(candidates, next_trial_step=max(_FIRST_TRIAL_STEP, self._step) + len(self._states))
-        else:
-            spec = CodecSpec.parse(shard.codec)
-            if fits(spec, numel=shard.numel, dtype=shard.dtype):
-                encoder.use(spec)
-            else:
-                logger.info("shard %d is sent as it is: %s would be larger than %d B", shard.key, spec, shard.num_bytes)
+            auto = _Auto(candidates, next_trial_step=max(_FIRST_TRIAL_STEP, self._learned_steps) + len(self._states))
         self._links.setdefault(shard.server, _Link())
         state = self._states[shard.key] = _State(shard, encoder, auto)
+        self._use(state, CodecSpec.parse(shard.codec) if auto is None else self._pinned or NONE)
         return state
+
+    @staticmethod
+    def _use(state: _State, spec: CodecSpec) -> None:
+        """Encode a shard with a codec, or not at all where that would only make it larger."""
+        shard = state.shard
+        usable = fits(spec, numel=shard.numel, dtype=shard.dtype)
+        if not usable:
+            logger.info("shard %d is sent as it is: %s would be larger than %d B", shard.key, spec, shard.num_bytes)
+        state.encoder.use(spec if usable else NONE)
 
     def _try(self, state: _State, auto: _Auto, gradient: Array) -> None:
         """Try all candidates on a gradient, unless it is not worth it: all zero, or not finite."""
-        auto.next_trial_step = self._step + _TRIAL_STEPS
+        auto.next_trial_step = self._learned_steps + _TRIAL_STEPS
+        self._trial_in_step = True
         if not np.isfinite(gradient).all() or not gradient.any():
-            auto.next_trial_step = self._step + 1
+            auto.next_trial_step = self._learned_steps + 1
             return
         auto.density = np.count_nonzero(gradient) / gradient.size
         for spec in auto.candidates:
             if spec != NONE:
                 auto.trials[spec] = try_codec(spec, gradient, clock=self._clock)
 
-    def _note_link(self, server: int) -> None:
-        """Take in what the link carried in this step: the mean frame of it."""
+    def _note_link(self, server: int, raw_bytes: list[int]) -> None:
+        """Take in what the link carried in this step: the mean frame of it, and that of the gradients as they are."""
         link, use = self._links[server], self._channel.link_use(server)
+        link.raw_bytes.append(sum(raw_bytes) // len(raw_bytes))
         frames = use.num_frames - link.seen.num_frames
         busy_s = use.busy_s - link.seen.busy_s
         if frames > 0 and busy_s > 0 and self._pinned is None:
             num_bytes = use.num_bytes - link.seen.num_bytes
-            link.estimate.add(max(1, num_bytes // frames), busy_s / frames, step=self._step)
+            link.estimate.add(max(1, num_bytes // frames), busy_s / frames, step=self._learned_steps)
         link.seen = use
 
-    def _choose(self, state: _State, auto: _Auto, *, hidden_s: float) -> None:
+    def _learn(self, chosen: list[tuple[_State, _Auto]], exchange_s: float) -> None:
+        """Take in the time of an exchange, if it was one of the codecs in use and nothing else."""
+        probed = any(auto.probing for _, auto in chosen)
+        for state, auto in chosen:
+            if auto.probing:
+                auto.probing = False
+                state.encoder.use(auto.memory.spec)
+            if not probed and not self._trial_in_step:
+                auto.exchange_s.append(exchange_s)
+
+    def _choose_all(self, chosen: list[tuple[_State, _Auto]], hidden_s: float) -> None:
+        """Choose for all shards.
+
+        Args:
+            chosen: those under ``auto`` that were pushed.
+            hidden_s: seconds of transfer for each pushed element that go on behind something else.
+        """
+        known = {}
+        for server in {state.shard.server for state, _ in chosen}:
+            link = self._links[server]
+            known[server] = link.estimate.facts(round(statistics.fmean(link.raw_bytes)))
+        for state, auto in chosen:
+            if known[state.shard.server].num_transfers:
+                self._choose(state, auto, known[state.shard.server], hidden_s=hidden_s * state.shard.numel)
+        probed = {state.shard.server for state, auto in chosen if auto.probing}
+        for state, auto in chosen:
+            if state.shard.server in probed:  # all of a link together: a mean frame of many codecs measures nothing
+                auto.probing = True
+                state.encoder.use(NONE)
+
+    def _choose(self, state: _State, auto: _Auto, known: LinkFacts, *, hidden_s: float) -> None:
         link = self._links[state.shard.server]
-        known = link.estimate.facts(state.shard.num_bytes)
-        if known.num_transfers == 0 or len(auto.trials) + 1 < len(auto.candidates):
-            return
-        enough = len(auto.exchange_s) >= _ENOUGH
         facts = CodecFacts(
-            now_step=self._step,
+            now_step=self._learned_steps,
             numel=state.shard.numel,
             itemsize=state.shard.itemsize,
             link=known,
             costs=tuple(self._cost(spec, state, auto, link) for spec in auto.candidates),
             hidden_s=hidden_s,
             density=auto.density,
-            measured_s=statistics.median(auto.exchange_s) if enough else None,
+            measured_s=statistics.median(auto.exchange_s),
             measured_before_s=auto.before_s,
             memory=auto.memory,
         )

@@ -13,7 +13,7 @@ from types import TracebackType
 
 __all__ = ["EVENT_VERSION", "EventLog"]
 
-EVENT_VERSION = 1
+EVENT_VERSION = 2
 
 
 class EventLog:

@@ -99,15 +99,16 @@ class Accumulator:
         Raises:
             ProtocolError: one of them is no encoding of this shard; nothing was changed.
         """
+        self._fold(self._weights)
+
+    def _fold(self, weights: list[float]) -> None:
         if not self._payloads:
             return
         if self._own is None:
             self._own = np.empty(self._numel, dtype=self._dtype)
         began_s = time.perf_counter()
         try:
-            native.decode_accumulate(
-                self._own, self._payloads, self._codecs, self._weights, assign=not self._has_folded
-            )
+            native.decode_accumulate(self._own, self._payloads, self._codecs, weights, assign=not self._has_folded)
         except ValueError as error:
             raise ProtocolError(f"{error}; run the same hpcps on every rank", op="accumulate") from error
         if len(set(self._codecs)) == 1:
@@ -152,9 +153,7 @@ class Accumulator:
 
     def _settle_for(self, total_weight: float, *, single: bool) -> None:
         """Fold, and divide by the total; what is single and has the whole weight is decoded as it is."""
-        if single:
-            self._weights[0] = 1.0
-        self.settle()
+        self._fold([1.0] if single else self._weights)
         if not single:
             assert self._own is not None
             native.scale(self._own, 1.0 / total_weight)

@@ -12,11 +12,12 @@ import hpcps.torch as ht
 from hpcps.comm.channel import Arrival
 from hpcps.comm.link import LinkUse
 from hpcps.comm.loopback import Faults, LoopbackChannel
-from hpcps.config import CommConfig, CompressionConfig, RunConfig, StalenessConfig, WindowConfig
+from hpcps.config import CommConfig, CompressionConfig, EmulateConfig, RunConfig, StalenessConfig, WindowConfig
 from hpcps.errors import ConfigError
 from hpcps.plan import Codec, CodecSpec
 from hpcps.protocol.messages import HEADER_BYTES, PushHeader
-from hpcps.runtime import compression
+from hpcps.runtime.client import WorkerClient
+from hpcps.runtime.compression import Compression
 from hpcps.runtime.job import Job
 from hpcps.runtime.server_loop import ServerLoop
 
@@ -35,10 +36,11 @@ def train(job: Job, x: torch.Tensor, *, epochs: int, pins: tuple[str, ...] = ())
     torch.nn.init.zeros_(model.weight)
     factors = torch.linspace(0.01, 3.0, WIDTH)
     optimizer = ht.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=RATE), model, job)
+    loader = ht.DistributedLoader(torch.utils.data.TensorDataset(x), BATCH, job)
     for epoch in job.epochs(epochs):
         if pins:
             job.client.compression.pin(CodecSpec.parse(pins[epoch]))
-        for (inputs,) in ht.DistributedLoader(torch.utils.data.TensorDataset(x), BATCH, job):
+        for (inputs,) in loader:
             optimizer.zero_grad()
             (model(inputs) * factors).sum(1).mean().backward()
             optimizer.step()
@@ -63,7 +65,6 @@ def check_all_arrived(outcome: Outcome, x: torch.Tensor, epochs: int) -> None:
 @pytest.mark.parametrize("mode", ["sync", "async", "hybrid"])
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_was_not_sent_is_owed_in_every_mode(mode: str, codec: str) -> None:
-    """hybrid begins as one group and regroups: what that group owed goes on in the new ones."""
     x, epochs = constant_gradients(3, 96), 5
     outcome = run_ranks(
         lambda job: train(job, x, epochs=epochs),
@@ -81,6 +82,43 @@ def test_what_was_not_sent_is_owed_in_every_mode(mode: str, codec: str) -> None:
     )
     assert {job.client.grouping.generation > 0 for job in outcome.jobs} == {mode != "sync"}
     check_all_arrived(outcome, x, epochs)
+
+
+@pytest.mark.parametrize("codec", ["int8", "onebit", "topk:0.05"])
+def test_what_a_group_owed_every_group_after_it_owes(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speeds are measured in one group, which owes something by the time that it is split in two."""
+    before: list[dict[int, np.ndarray]] = []
+    after: list[dict[int, np.ndarray]] = []
+    pool = WorkerClient._pool_owed
+
+    def residuals(client: WorkerClient) -> dict[int, np.ndarray]:
+        found = {key: state.encoder.feedback._residual for key, state in client.compression._states.items()}
+        return {key: residual.copy() for key, residual in found.items() if residual is not None}
+
+    def note(self: WorkerClient) -> None:
+        before.append(residuals(self))
+        pool(self)
+        after.append(residuals(self))
+
+    monkeypatch.setattr(WorkerClient, "_pool_owed", note)
+    x = constant_gradients(3, 96)
+    config = RunConfig(
+        sync_mode="hybrid",
+        heterogeneous=True,
+        sync_group_size=2,
+        emulate=EmulateConfig(speeds=(2.0, 2.0, 1.0, 1.0), sample_s=0.0005),
+        comm=CommConfig(shard_bytes=1024),
+        compression=CompressionConfig(rules=(f"*={codec}",)),
+    )
+    outcome = run_ranks(lambda job: train(job, x, epochs=3), num_workers=4, num_servers=2, config=config)
+    shards = outcome.jobs[0].client.route.shards
+    assert [job.client.grouping.generation for job in outcome.jobs] == [1] * 4
+    for shard in shards:
+        (owed,) = (each[shard.key] for each in before if shard.key in each)  # the one group has one owner a shard
+        assert owed.any(), "there was nothing to carry over"
+        now = [each[shard.key] for each in after if shard.key in each]
+        assert len(now) == 2
+        assert all(np.array_equal(each, owed) for each in now)
 
 
 def test_switches_at_run_time_carry_over_what_is_owed() -> None:
@@ -104,6 +142,22 @@ def test_a_switch_to_none_pays_everything() -> None:
     assert all(not owed.any() for _, owed in outcome.results)
     for values, _ in outcome.results:
         np.testing.assert_allclose(values, expected(x, 3), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_packed_gives_the_bits_of_none(zeros: bool) -> None:
+    x = constant_gradients(6, 32)
+    x[:, 1:] *= not zeros
+    results = []
+    for rules in (("*=packed",), ()):
+        config = RunConfig(comm=CommConfig(shard_bytes=1024), compression=CompressionConfig(rules=rules))
+        results.append(run_ranks(lambda job: train(job, x, epochs=2), num_workers=2, num_servers=2, config=config))
+    packed, plain = results
+    for (values, owed), (expected_values, _) in zip(packed.results, plain.results, strict=True):
+        assert values.tobytes() == expected_values.tobytes()
+        assert not owed.any()
+    sent, whole = (sum(stats.payload_bytes for stats in outcome.stats) for outcome in results)
+    assert sent < 0.3 * whole if zeros else sent == whole
 
 
 def test_without_feedback_nothing_is_owed_and_something_is_lost() -> None:
@@ -235,11 +289,7 @@ def test_what_is_not_finite_is_reported_reaches_the_servers_and_is_never_owed(co
 
 
 def with_link(monkeypatch: pytest.MonkeyPatch, bytes_per_s: float) -> None:
-    """Let the channel report that its frames took what a link of this rate takes.
-
-    The exchanges themselves do not take that long, so no switch is held against them.
-    """
-    monkeypatch.setattr(compression, "_ENOUGH", 10**9)
+    """Let the channel report that its frames took what a link of this rate takes, and exchanges as long as them."""
     real = LoopbackChannel.link_use
 
     def link_use(self: LoopbackChannel, server: int) -> LinkUse:
@@ -247,6 +297,14 @@ def with_link(monkeypatch: pytest.MonkeyPatch, bytes_per_s: float) -> None:
         return use._replace(busy_s=20e-6 * use.num_frames + use.num_bytes / bytes_per_s)
 
     monkeypatch.setattr(LoopbackChannel, "link_use", link_use)
+    real_end, seen = Compression.end_step, {}
+
+    def end_step(self: Compression, *, exchange_s: float, hidden_s: float) -> None:
+        busy_s = self._channel.link_use(0).busy_s
+        before_s, seen[id(self)] = seen.get(id(self), 0.0), busy_s
+        real_end(self, exchange_s=busy_s - before_s, hidden_s=hidden_s)
+
+    monkeypatch.setattr(Compression, "end_step", end_step)
 
 
 @pytest.mark.parametrize(("bytes_per_s", "expected_codecs"), [(1e6, {"topk:0.01"}), (1e13, {"none"})])
@@ -322,6 +380,7 @@ def test_weights_of_zero_leave_what_is_owed_alone() -> None:
             optimizer.set_batch_weight(1.0 if index == 0 else 0.0)
             model(inputs).sum(1).mean().backward()
             optimizer.step()
+            assert job.client.compression.volume()["push_bytes"] < (9000 if index == 0 else 500)
             owed.append(job.client.compression.take_owed(shards[0]))
             job.client.compression.owe(shards[0], owed[-1].copy())
         return owed

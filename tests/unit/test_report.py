@@ -29,7 +29,7 @@ Fields = dict[str, Any]
 def write(folder: Path, rank: int, events: list[Fields], *, tail: str = "") -> Path:
     """Write one rank's file; rank 0 serves."""
     path = folder / f"events-r{rank:03d}.jsonl"
-    head = {"v": 1, "t_s": 0.0, "rank": rank, "role": "server" if rank == 0 else "worker"}
+    head = {"v": 2, "t_s": 0.0, "rank": rank, "role": "server" if rank == 0 else "worker"}
     path.write_text("".join(json.dumps({**head, **event}) + "\n" for event in events) + tail)
     return path
 
@@ -48,7 +48,8 @@ def shares(t_s: float, counts: list[int], reason: str) -> Fields:
 
 def counters(num_pushes: int, mean: float, largest: float) -> Fields:
     return {
-        "event": "server", "num_pushes": num_pushes, "num_windows": 1, "num_refused": 0, "queue_max": 2, "payload_bytes": 8, "raw_bytes": 16,
+        "event": "server", "num_pushes": num_pushes, "num_windows": 1, "num_refused": 0, "queue_max": 2,
+        "payload_bytes": 8, "raw_bytes": 16,
         "staleness_mean": mean, "staleness_max": largest,
     }  # fmt: skip
 
@@ -107,7 +108,7 @@ def test_every_event_is_read_into_its_type(tmp_path: Path) -> None:
 
 
 SETTINGS = "the run's settings with their section emulate"
-GOOD = {"v": 1, "t_s": 1.0, "rank": 1, "role": "worker"}
+GOOD = {"v": 2, "t_s": 1.0, "rank": 1, "role": "worker"}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ GOOD = {"v": 1, "t_s": 1.0, "rank": 1, "role": "worker"}
         ("{oops", "b'{oops'", "one JSON object"),
         ("[1]", "b'[1]'", "one JSON object"),
         ("", "b''", "one JSON object"),
-        (json.dumps({**GOOD, "v": 2, "event": "step"}), "version 2", "version 1"),
+        (json.dumps({**GOOD, "v": 1, "event": "step"}), "version 1", "version 2"),
         (json.dumps({"event": "step"}), "no field 'v'", "it in event 'step'"),
         (json.dumps({**GOOD, "rank": 7, "event": "step"}), "rank 7", "rank 1 as in the file's name"),
         (json.dumps({**GOOD, "role": "boss", "event": "step"}), "role 'boss'", "worker or server"),
@@ -147,7 +148,7 @@ def test_heterogeneous_must_be_true_or_false(tmp_path: Path) -> None:
 
 
 def test_a_line_still_being_written_is_left_out(tmp_path: Path) -> None:
-    write(tmp_path, 1, [step(0, 0.2, 0.2, 4)], tail='{"v": 1, "t_s": 0.4, "ra')
+    write(tmp_path, 1, [step(0, 0.2, 0.2, 4)], tail='{"v": 2, "t_s": 0.4, "ra')
     assert len(read_run(tmp_path).steps) == 1
 
 
