@@ -116,7 +116,6 @@ class Compression:
         """The group's part of a full batch in the last push."""
         self._channel = channel
         self._config: CompressionConfig = config.compression
-        self._overlap = config.overlap
         self._events = events
         self._clock = clock
         self._choice = CodecChoice(self._config)
@@ -257,12 +256,11 @@ class Compression:
         state.encoder.use(spec if usable else NONE)
 
     def _try(self, state: _State, auto: _Auto, gradient: Array) -> None:
-        """Try all candidates on a gradient, unless it is not worth it: all zero, or not finite."""
+        """Try all candidates on a gradient; one that is not finite says nothing, the next step's may."""
+        if not np.isfinite(gradient).all():
+            return
         auto.next_trial_step = self._learned_steps + _TRIAL_STEPS
         self._trial_in_step = True
-        if not np.isfinite(gradient).all() or not gradient.any():
-            auto.next_trial_step = self._learned_steps + 1
-            return
         auto.density = np.count_nonzero(gradient) / gradient.size
         for spec in auto.candidates:
             if spec != NONE:

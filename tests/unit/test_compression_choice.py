@@ -126,6 +126,28 @@ def test_all_shards_of_a_worker_are_tried_before_one_switches(monkeypatch: pytes
     assert [key for key, _ in bench.switches] == list(range(12))
 
 
+def test_a_shard_without_gradients_keeps_no_other_from_being_chosen_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, bytes_per_s=200e6)
+    zeros = shard(1, 1000)
+    bench.gradient[:1000] = 0.0
+    for _ in range(30):
+        codecs = bench.step([shard(0), zeros], plain_s=0.010, encoded_s=0.006)
+    assert codecs[0] is Codec.FP16
+
+
+def test_a_gradient_that_is_not_finite_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, bytes_per_s=200e6)
+    bench.gradient[7] = np.inf
+    for _ in range(10):
+        bench.step([shard(0)], plain_s=0.010, encoded_s=0.006)
+    assert bench.num_trials == 0
+    bench.gradient[7] = 1.0
+    for _ in range(10):
+        bench.step([shard(0)], plain_s=0.010, encoded_s=0.006)
+    assert bench.num_trials == 1
+    assert bench.switches == [(0, "fp16")]
+
+
 def test_small_frames_beside_a_large_shard_do_not_hide_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, bytes_per_s=1e6)
     shards = [shard(0), *(shard(key, 100, "none") for key in range(1, 6))]
