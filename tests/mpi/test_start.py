@@ -178,6 +178,7 @@ class StandIn:
     """What a plane needs of the channel to stand alone."""
 
     rank = 0
+    link_bytes_per_s = 0.0
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.world = World(rank=0, size=1, control=comm, data=comm, ranks=(), library="")
