@@ -183,7 +183,7 @@ class CompressionConfig:
     max_error: float = _field(
         0.0, "without error feedback, largest relative L2 error of a codec that auto takes, 0 or more; 0: no bound"
     )
-    min_gain_frac: float = _field(0.03, "auto leaves none only to save more than this part of an exchange, 0 to 1")
+    min_gain_frac: float = _field(0.1, "auto leaves none only to save more than this part of an exchange, 0 to 1")
     switch_gain_frac: float = _field(
         0.05, "auto leaves one codec for another only to save more than this part of an exchange, 0 to 1"
     )

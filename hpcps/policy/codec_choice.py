@@ -120,7 +120,8 @@ class CodecFacts:
         costs: of all candidates, each once, none among them.
         hidden_s: seconds of the transfer that go on while the worker computes anyway, 0 or more.
         density: part of the elements that are not zero, 0 to 1.
-        measured_s: median exchange seconds since the last switch; None: too few yet.
+        measured_s: median exchange seconds since the last switch, the shard's part of them by its size; what is not
+            predicted of an exchange, such as pulls, is in it; None: too few yet.
         measured_before_s: median exchange seconds of the last steps before it; None: unknown.
         memory: of the decision before.
     """
@@ -229,7 +230,8 @@ class CodecChoice:
             return kept, f"; held since step {was.switched_step}"
         if not facts.link.trusted:
             return kept, "; the link is not known well enough to switch"
-        return self._best(tuple(by_spec.values()), current, stays=stays), ""
+        exchange_s = max(by_spec[NONE].seconds, facts.measured_s or 0.0)
+        return self._best(tuple(by_spec.values()), current, stays=stays, exchange_s=exchange_s), ""
 
     def _predict(self, facts: CodecFacts, set_backs: Iterable[SetBack]) -> tuple[PredictedCost, ...]:
         """Predicted costs, none first, then in order of preference."""
@@ -288,10 +290,12 @@ class CodecChoice:
         back = SetBack(spec=memory.spec, until_step=now + wait_steps, count=count)
         return dataclasses.replace(memory, spec=memory.before, before=None, set_backs=(*others, back))
 
-    def _best(self, costs: Iterable[PredictedCost], current: PredictedCost, *, stays: bool) -> CodecSpec:
+    def _best(
+        self, costs: Iterable[PredictedCost], current: PredictedCost, *, stays: bool, exchange_s: float
+    ) -> CodecSpec:
         """The choice where nothing holds it back."""
         none, *others = costs
-        needed_s = max(self._config.min_gain_frac * none.seconds, MIN_GAIN_S)
+        needed_s = max(self._config.min_gain_frac * exchange_s, MIN_GAIN_S)
         allowed = [cost for cost in others if not cost.barred and none.seconds - cost.seconds > needed_s]
         best = min(allowed, key=lambda cost: cost.seconds, default=none)  # the first of equals
         in_use = current.spec != NONE and stays and none.seconds - current.seconds > KEEP_GAIN_PART * needed_s

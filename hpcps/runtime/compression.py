@@ -172,7 +172,7 @@ class Compression:
         if self._pinned is None:
             self._learn(chosen, exchange_s)
             if self._learned_steps % _CHOICE_STEPS == 0 and all(auto.ready for _, auto in chosen):
-                self._choose_all(chosen, hidden_s / max(1, sum(state.shard.numel for state in pushed)))
+                self._choose_all(chosen, hidden_s, num_elems=max(1, sum(state.shard.numel for state in pushed)))
             self._learned_steps += 1
         self._trial_in_step = False
         self._step += 1
@@ -287,12 +287,13 @@ class Compression:
             if not probed and not self._trial_in_step:
                 auto.exchange_s.append(exchange_s)
 
-    def _choose_all(self, chosen: list[tuple[_State, _Auto]], hidden_s: float) -> None:
+    def _choose_all(self, chosen: list[tuple[_State, _Auto]], hidden_s: float, *, num_elems: int) -> None:
         """Choose for all shards.
 
         Args:
             chosen: those under ``auto`` that were pushed.
-            hidden_s: seconds of transfer for each pushed element that go on behind something else.
+            hidden_s: seconds of the step in which transfers went on behind something else.
+            num_elems: of all shards that were pushed: a shard has the part of the seconds that it has of them.
         """
         known = {}
         for server in {state.shard.server for state, _ in chosen}:
@@ -300,15 +301,17 @@ class Compression:
             known[server] = link.estimate.facts(round(statistics.fmean(link.raw_bytes)))
         for state, auto in chosen:
             if known[state.shard.server].num_transfers:
-                self._choose(state, auto, known[state.shard.server], hidden_s=hidden_s * state.shard.numel)
+                part = state.shard.numel / num_elems
+                self._choose(state, auto, known[state.shard.server], hidden_s=hidden_s * part, part=part)
         probed = {state.shard.server for state, auto in chosen if auto.probing}
         for state, auto in chosen:
             if state.shard.server in probed:  # all of a link together: a mean frame of many codecs measures nothing
                 auto.probing = True
                 state.encoder.use(NONE)
 
-    def _choose(self, state: _State, auto: _Auto, known: LinkFacts, *, hidden_s: float) -> None:
+    def _choose(self, state: _State, auto: _Auto, known: LinkFacts, *, hidden_s: float, part: float) -> None:
         link = self._links[state.shard.server]
+        exchange_s = statistics.median(auto.exchange_s)
         facts = CodecFacts(
             now_step=self._learned_steps,
             numel=state.shard.numel,
@@ -317,14 +320,14 @@ class Compression:
             costs=tuple(self._cost(spec, state, auto, link) for spec in auto.candidates),
             hidden_s=hidden_s,
             density=auto.density,
-            measured_s=statistics.median(auto.exchange_s),
-            measured_before_s=auto.before_s,
+            measured_s=exchange_s * part,
+            measured_before_s=None if auto.before_s is None else auto.before_s * part,
             memory=auto.memory,
         )
         decision = self._choice.decide(facts)
         if decision.switched:
             self._note_switch(state, auto, decision, link_rate=known.bytes_per_s)
-            auto.before_s = facts.measured_s
+            auto.before_s = exchange_s
             auto.exchange_s.clear()
             auto.encode_s.clear()
         auto.memory = decision.memory

@@ -49,7 +49,8 @@ def facts(bits_per_s: float = 1e9, codecs: tuple[str, ...] = ALL, **others: obje
 
 
 def decide(given: CodecFacts, **settings: object) -> CodecDecision:
-    return CodecChoice(CompressionConfig(**settings)).decide(given)
+    """The tables below are for a least gain of 3 %."""
+    return CodecChoice(CompressionConfig(**{"min_gain_frac": 0.03, **settings})).decide(given)
 
 
 def using(text: str, **others: object) -> ChoiceMemory:
@@ -164,6 +165,13 @@ def test_a_codec_in_use_is_kept_unless_another_gains_enough(
     decision = decide(facts(costs=costs, memory=using(now)))
     assert str(decision.spec) == expected
     assert decision.switched == (now != expected)
+
+
+@pytest.mark.parametrize(("measured_s", "expected"), [(None, "fp16"), (0.0015, "fp16"), (0.0025, "none")])
+def test_a_gain_is_held_against_the_whole_exchange(measured_s: float | None, expected: str) -> None:
+    """0.2 of 1 ms that are predicted are much, of 2.5 ms that an exchange takes with its pulls they are not."""
+    costs = (timed("none", 1000), timed("fp16", 800))
+    assert str(decide(facts(costs=costs, measured_s=measured_s), min_gain_frac=0.1).spec) == expected
 
 
 def test_one_switch_in_a_hold_but_back_to_none_at_once() -> None:
