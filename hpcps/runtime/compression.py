@@ -145,13 +145,12 @@ class Compression:
             return nothing(gradient)
         state = self._states.get(shard.key) or self._open(shard)
         state.step = self._step
-        auto = state.auto
-        learns = auto is not None and self._pinned is None
-        if auto is not None and learns and self._learned_steps >= auto.next_trial_step:
+        auto = state.auto if self._pinned is None else None
+        if auto is not None and self._learned_steps >= auto.next_trial_step:
             self._try(state, auto, gradient)
         began_s = self._clock()
         encoded = state.encoder.encode(gradient)
-        if auto is not None and learns and not auto.probing:
+        if auto is not None and not auto.probing:
             auto.encode_s.append(self._clock() - began_s)
             auto.num_bytes = encoded.payload.size
         if encoded.num_not_finite:
