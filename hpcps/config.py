@@ -20,8 +20,11 @@ __all__ = [
     "CompressionConfig",
     "DataConfig",
     "EmulateConfig",
+    "GroupingConfig",
+    "GuardConfig",
     "LogConfig",
     "PartitionConfig",
+    "RoutingConfig",
     "RunConfig",
     "StalenessConfig",
     "WindowConfig",
@@ -59,6 +62,7 @@ class CapacityConfig:
     change_frac: float = _field(0.15, "step time off by more than this is a change point, above 0")
     history_steps: int = _field(64, "timed steps kept for each worker, at least 20; warmup_steps if that is more")
     prior: tuple[float, ...] = _field((), "relative speeds by worker, in rank order; empty: unknown")
+    follow: bool = _field(True, "shares follow speeds while it runs; off: they stay as the warm-up found them")
 
     def __post_init__(self) -> None:
         _need(self.warmup_steps >= 20, "capacity.warmup_steps", self.warmup_steps, "at least 20", "raise it")
@@ -78,6 +82,9 @@ class PartitionConfig:
         1, "samples that every worker gets at least; from 2 on, a tail too small for it joins the batch before"
     )
     max_share: int = _field(0, "samples that a worker gets at most; 0: no cap")
+    caps: tuple[int, ...] = _field(
+        (), "samples that each worker's memory holds, in rank order, 0: no cap of its own; empty: no caps"
+    )
 
     def __post_init__(self) -> None:
         _need(self.min_share >= 0, "partition.min_share", self.min_share, "0 or more", "raise it")
@@ -88,6 +95,63 @@ class PartitionConfig:
             f"0 or at least partition.min_share = {self.min_share}",
             "raise it",
         )
+        _need(all(cap >= 0 for cap in self.caps), "partition.caps", self.caps, "0 or more each", "write 64:64:0:0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupingConfig:
+    """When workers change groups in hybrid mode."""
+
+    regroup: bool = _field(True, "groups follow the speeds while it runs; off: they stay as first found")
+    hold_steps: int = _field(50, "steps of every worker between two changes of groups, at least 1")
+    margin_frac: float = _field(0.1, "a worker leaves its class only when it is this much outside of it, 0 to 1")
+
+    def __post_init__(self) -> None:
+        _need(self.hold_steps >= 1, "grouping.hold_steps", self.hold_steps, "at least 1", "raise it")
+        _need(0 <= self.margin_frac < 1, "grouping.margin_frac", self.margin_frac, "0 to below 1", "try 0.1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingConfig:
+    """Which server holds which shard, and when shards move."""
+
+    move: bool = _field(True, "shards leave a server that holds the others up; off: they stay where they are")
+    interval_steps: int = _field(50, "steps between two looks at the servers' load, at least 1")
+    min_gain_frac: float = _field(0.1, "a move must shorten the servers' part of a step by this much, 0 to 1")
+    horizon_steps: int = _field(500, "steps over which a move must earn what it costs, at least 1")
+    hold_intervals: int = _field(3, "looks during which a shard that moved stays where it is, 0 or more")
+    spare_frac: float = _field(
+        1.0, "room on each server for shards of others, as part of an even share; 0: shards cannot move"
+    )
+    servers: tuple[int, ...] = _field((), "numbers of the servers that hold shards at first, from 0; empty: all")
+
+    def __post_init__(self) -> None:
+        _need(self.interval_steps >= 1, "routing.interval_steps", self.interval_steps, "at least 1", "raise it")
+        _need(0 <= self.min_gain_frac < 1, "routing.min_gain_frac", self.min_gain_frac, "0 to below 1", "try 0.1")
+        _need(self.horizon_steps >= 1, "routing.horizon_steps", self.horizon_steps, "at least 1", "raise it")
+        _need(self.hold_intervals >= 0, "routing.hold_intervals", self.hold_intervals, "0 or more", "raise it")
+        _need(self.spare_frac >= 0, "routing.spare_frac", self.spare_frac, "0 or more", "try 1")
+        distinct = len(set(self.servers)) == len(self.servers) and all(server >= 0 for server in self.servers)
+        _need(distinct, "routing.servers", self.servers, "distinct numbers of 0 or more", "write 0:1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardConfig:
+    """When a run with several groups slides towards sync, and back."""
+
+    enabled: bool = _field(True, "slide towards sync while loss or gradients drift apart, in hybrid and async mode")
+    loss_name: str = _field("loss", "name under which the script logs its loss with job.log")
+    loss_rise_frac: float = _field(0.1, "smoothed loss above its best by this much is a drift, above 0")
+    min_agreement: float = _field(
+        -0.2, "mean cosine of the groups' gradients below this is a drift, -1 to 1; -1: never"
+    )
+    hold_steps: int = _field(50, "steps at a level before the next change, at least 1")
+
+    def __post_init__(self) -> None:
+        _need(bool(self.loss_name), "guard.loss_name", self.loss_name, "a name", "write loss")
+        _need(self.loss_rise_frac > 0, "guard.loss_rise_frac", self.loss_rise_frac, "above 0", "try 0.1")
+        _need(-1 <= self.min_agreement <= 1, "guard.min_agreement", self.min_agreement, "-1 to 1", "try -0.2")
+        _need(self.hold_steps >= 1, "guard.hold_steps", self.hold_steps, "at least 1", "raise it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +181,7 @@ class StalenessConfig:
     cap: int = _field(0, "largest staleness in versions that still counts; 0: no cap")
     over_cap: str = _field("drop", "drop: refuse a push over the cap; clamp: count it as the cap")
     bound: int = _field(2, "own steps that a worker may be ahead of the servers (async, hybrid), 0 or more")
+    ssp: int = _field(0, "steps that a group may be ahead of the slowest one (async, hybrid); 0: no bound")
 
     def __post_init__(self) -> None:
         kinds = ("none", "inverse", "exponential")
@@ -125,6 +190,7 @@ class StalenessConfig:
         _need(self.cap >= 0, "staleness.cap", self.cap, "0 or more", "raise it")
         _need(self.over_cap in ("drop", "clamp"), "staleness.over_cap", self.over_cap, "drop or clamp", "choose one")
         _need(self.bound >= 0, "staleness.bound", self.bound, "0 or more", "raise it")
+        _need(self.ssp >= 0, "staleness.ssp", self.ssp, "0 or more", "raise it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +306,17 @@ class EmulateConfig:
     speeds: tuple[float, ...] = _field((), "relative speed of each worker, in rank order; empty: real speed")
     sample_s: float = _field(0.001, "seconds that one sample takes on a device of speed 1, above 0")
     link_bytes_per_s: float = _field(0.0, "rate of each worker's pushes and of its pulls; 0: the real one")
+    server_bytes_per_s: tuple[float, ...] = _field(
+        (), "gradient bytes that each server takes in a second, in rank order; empty: the real rate"
+    )
+    script: tuple[str, ...] = _field(
+        (),
+        "changes of speed while it runs, STEP:WORKER=SPEED or STEP:sSERVER=BYTES_PER_S, workers and servers numbered"
+        " from 0: for example 300:0=1,600:0=3,400:s1=25e6",
+    )
+    trace: str = _field(
+        "", "file of lines 'STEP SECONDS ...': seconds a sample takes on each worker from that step on; empty: none"
+    )
 
     def __post_init__(self) -> None:
         _need(all(v > 0 for v in self.speeds), "emulate.speeds", self.speeds, "positive speeds", "write 3:2:1:1")
@@ -276,6 +353,9 @@ class RunConfig:
     server_endpoints: tuple[str, ...] = _field((), "hosts of the servers, host or host:port")
     capacity: CapacityConfig = _field(CapacityConfig(), "speed measurement")
     partition: PartitionConfig = _field(PartitionConfig(), "bounds of shares")
+    grouping: GroupingConfig = _field(GroupingConfig(), "changes of groups")
+    routing: RoutingConfig = _field(RoutingConfig(), "places and moves of shards")
+    guard: GuardConfig = _field(GuardConfig(), "guard rail of asynchronous runs")
     window: WindowConfig = _field(WindowConfig(), "aggregation window")
     staleness: StalenessConfig = _field(StalenessConfig(), "late gradients")
     comm: CommConfig = _field(CommConfig(), "data path")

@@ -1,6 +1,7 @@
 """What was decided: roles, shards, routes, groups, codecs. Frozen values with a digest, no decisions.
 
-Flat space: the trainable tensors of one wire dtype and one codec rule, laid end to end in registration order.
+Flat space: the trainable tensors of one wire dtype, one codec rule and one server of the user's choice (mostly none),
+laid end to end in registration order.
 A shard is one range of that space. It is the unit of allreduce, push, window, version and pull,
 so a shard is also the bucket of the data path.
 
@@ -15,6 +16,7 @@ import enum
 import hashlib
 import json
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from hpcps.errors import ConfigError, PlanError
 
@@ -27,10 +29,14 @@ __all__ = [
     "Roles",
     "Route",
     "Shard",
+    "Space",
     "TensorSpec",
     "WIRE_DTYPES",
     "digest",
 ]
+
+Space: TypeAlias = tuple[str, str, int]
+"""Wire dtype, codec rule, and the server that the user chose or -1."""
 
 WIRE_DTYPES = {"float32": 4, "float64": 8}
 """Dtypes that gradients and parameters have on the wire and on servers, with their bytes."""
@@ -165,6 +171,7 @@ class TensorSpec:
         dtype: wire dtype, a key of ``WIRE_DTYPES``.
         param_group: index of the optimizer's parameter group.
         codec: the codec that its rule names, in its one spelling (``str`` of a ``CodecSpec``), or ``auto``.
+        server: index of the server that the user chose for it, -1: any.
     """
 
     name: str
@@ -172,6 +179,12 @@ class TensorSpec:
     dtype: str
     param_group: int
     codec: str = "none"
+    server: int = -1
+
+    @property
+    def space(self) -> Space:
+        """The flat space that it lies in."""
+        return self.dtype, self.codec, self.server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,16 +204,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One range of the flat space of a dtype and codec rule.
+    """One range of a flat space.
 
     Args:
         key: index of the shard in its route.
         server: index among the servers (not a world rank).
         dtype: wire dtype.
-        begin: first element in the flat space of that dtype and codec rule.
+        begin: first element in its flat space.
         numel: elements, at least 1.
         pieces: what the range holds, in order of offset.
         codec: the rule of that space, see ``TensorSpec``.
+        pinned: the user chose its server, so it never moves.
+        room: where it lies on its server; every server has rooms of one size, numbered from 0.
+        epoch: epoch of the route in which it came to this server.
     """
 
     key: int
@@ -210,6 +226,14 @@ class Shard:
     numel: int
     pieces: tuple[Piece, ...]
     codec: str = "none"
+    pinned: bool = False
+    room: int = 0
+    epoch: int = 0
+
+    @property
+    def space(self) -> Space:
+        """The flat space that it is cut from."""
+        return self.dtype, self.codec, self.server if self.pinned else -1
 
     @property
     def itemsize(self) -> int:
@@ -237,6 +261,12 @@ class Route:
                     f"cannot build a route: shard {index} has key {shard.key} on server"
                     f" {shard.server} of {self.num_servers}; keys count from 0, servers lie in range"
                 )
+
+    def moved(self, key: int, *, server: int, room: int, epoch: int) -> Route:
+        """The route in which a shard is elsewhere."""
+        shards = list(self.shards)
+        shards[key] = dataclasses.replace(shards[key], server=server, room=room, epoch=epoch)
+        return Route(epoch=max(epoch, self.epoch), num_servers=self.num_servers, shards=tuple(shards))
 
     def of_server(self, server: int) -> tuple[Shard, ...]:
         """The shards of one server, in key order."""

@@ -203,6 +203,10 @@ def _read_floats(value: object) -> tuple[float, ...]:
     return tuple(_read_float(item) for item in _items(value, "[:,]"))
 
 
+def _read_ints(value: object) -> tuple[int, ...]:
+    return tuple(_read_int(item) for item in _items(value, "[:,]"))
+
+
 def _read_texts(value: object) -> tuple[str, ...]:
     texts = tuple(_read_text(item) for item in _items(value, ","))
     if not all(texts):
@@ -216,6 +220,7 @@ _READERS: Mapping[object, tuple[Callable[[object], object], str, str]] = {
     float: (_read_float, "a finite number", "0.5"),
     str: (_read_text, "text", "auto"),
     tuple[float, ...]: (_read_floats, "finite numbers", "3:2:1:1"),
+    tuple[int, ...]: (_read_ints, "whole numbers", "64:64:0:0"),
     tuple[str, ...]: (_read_texts, "names separated by commas", "node1,node2"),
 }
 _BYTES_READER = (_read_bytes, "a size in bytes", "4MiB")

@@ -6,16 +6,13 @@ import heapq
 from collections.abc import Sequence
 
 from hpcps.errors import ConfigError, DataError
-from hpcps.plan import WIRE_DTYPES, Piece, Route, Shard, TensorSpec
+from hpcps.plan import WIRE_DTYPES, Piece, Route, Shard, Space, TensorSpec
 from hpcps.units import KiB
 
 __all__ = ["PlaceShards"]
 
 MIN_SPREAD_BYTES = 64 * KiB
 """Below this a shard is not cut just to give every server one: the message's latency would rule."""
-
-_Space = tuple[str, str]
-"""Wire dtype and codec rule."""
 
 
 class PlaceShards:
@@ -60,12 +57,12 @@ class PlaceShards:
                     f"cannot route tensor {spec.name!r}: got {spec.numel} elements of {spec.dtype}, need 0 or more"
                     f" of {' or '.join(sorted(WIRE_DTYPES))}; convert it before the optimizer is made"
                 )
-        ranges: list[tuple[_Space, int, tuple[Piece, ...]]] = []
-        for space in sorted({(spec.dtype, spec.codec) for spec in tensors}):
+        ranges: list[tuple[Space, int, tuple[Piece, ...]]] = []
+        for space in sorted({spec.space for spec in tensors}):
             ranges += [(space, begin, pieces) for begin, pieces in self._cut(tensors, space)]
         ranges.sort(key=lambda cut: (cut[2][0].tensor, cut[0], cut[1]))
         sizes = [sum(piece.numel for piece in pieces) for _, _, pieces in ranges]
-        bytes_of = [size * WIRE_DTYPES[dtype] for size, ((dtype, _), _, _) in zip(sizes, ranges, strict=True)]
+        bytes_of = [size * WIRE_DTYPES[dtype] for size, ((dtype, _, _), _, _) in zip(sizes, ranges, strict=True)]
         servers = _least_loaded(bytes_of, self._num_servers)
         shards = tuple(
             Shard(
@@ -77,7 +74,7 @@ class PlaceShards:
                 pieces=pieces,
                 codec=codec,
             )
-            for key, ((dtype, codec), begin, pieces) in enumerate(ranges)
+            for key, ((dtype, codec, _), begin, pieces) in enumerate(ranges)
         )
         return Route(epoch=0, num_servers=self._num_servers, shards=shards)
 
@@ -87,16 +84,16 @@ class PlaceShards:
         by_spread = min(self._num_servers, numel * itemsize // MIN_SPREAD_BYTES)
         return max(by_limit, by_spread)
 
-    def _cut(self, tensors: Sequence[TensorSpec], space: _Space) -> list[tuple[int, tuple[Piece, ...]]]:
+    def _cut(self, tensors: Sequence[TensorSpec], space: Space) -> list[tuple[int, tuple[Piece, ...]]]:
         """First element and pieces of each shard of one space."""
-        numel = sum(spec.numel for spec in tensors if (spec.dtype, spec.codec) == space)
+        numel = sum(spec.numel for spec in tensors if spec.space == space)
         num_shards = self._num_shards(numel, WIRE_DTYPES[space[0]])
         bounds = [numel * shard // num_shards for shard in range(num_shards + 1)] if num_shards else [0]
         cut: list[list[Piece]] = [[] for _ in range(num_shards)]
         position, shard = 0, 0
         for index, spec in enumerate(tensors):
             start = 0
-            while (spec.dtype, spec.codec) == space and start < spec.numel:
+            while spec.space == space and start < spec.numel:
                 stop = min(spec.numel, start + bounds[shard + 1] - position)
                 cut[shard].append(Piece(tensor=index, start=start, stop=stop, offset=position - bounds[shard]))
                 position += stop - start

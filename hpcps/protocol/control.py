@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import TypeAlias, get_type_hints
+from typing import TypeAlias, get_args, get_type_hints
 
 from hpcps.errors import ProtocolError
 
@@ -15,13 +15,20 @@ __all__ = [
     "ControlMessage",
     "DecodeCosts",
     "Done",
+    "DrainTo",
     "EndOfData",
+    "GuardLevel",
     "JoinGroup",
     "LoaderOpen",
+    "Move",
+    "Moved",
     "Order",
     "OrderRequest",
     "Register",
     "RegisterReply",
+    "RouteChange",
+    "ServerFacts",
+    "ServerLoad",
     "decode_control",
     "encode_control",
 ]
@@ -78,14 +85,148 @@ class DecodeCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """Server to every worker, before it registers: what this server can do.
+
+    Args:
+        server: index of the server.
+        bytes_per_s: gradient bytes that it takes in a second, as measured when it started.
+        memory_bytes: memory that it may use, 0: unknown.
+    """
+
+    server: int
+    bytes_per_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """Server to coordinator, every ``routing.interval_steps`` versions: what it did since the last one.
+
+    Args:
+        server: index of the server.
+        version: newest version of any of its shards.
+        seconds: length of the interval.
+        busy_s: seconds in which it worked, as opposed to waited.
+        cpu_s: seconds of processor that it had.
+        raw_bytes: gradient bytes that it took in, counted as they were before a codec.
+        keys: shards that it holds.
+        pushes: pushes of each of them.
+        queue: largest number of frames found waiting at once.
+        memory_bytes: memory that it may still use, 0: unknown.
+        num_pushes: pushes let into windows.
+        num_late: those of them that missed the window of their own step.
+        offset_s: median seconds between the opening of a window and a push.
+        staleness: mean staleness of pushes, in versions.
+        agreement: mean cosine between the gradients of one window, 1 where none was compared.
+    """
+
+    server: int
+    version: int
+    seconds: float
+    busy_s: float
+    cpu_s: float
+    raw_bytes: int
+    keys: list[int]
+    pushes: list[int]
+    queue: int
+    memory_bytes: int
+    num_pushes: int
+    num_late: int
+    offset_s: float
+    staleness: float
+    agreement: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainTo:
+    """Worker to coordinator: from now on only these servers shall hold shards."""
+
+    rank: int
+    servers: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Coordinator to a server that holds a shard: give it to another one.
+
+    Args:
+        key: the shard.
+        epoch: epoch of the route in which the other one has it.
+        target: index of the server that gets it.
+        room: the room there.
+    """
+
+    key: int
+    epoch: int
+    target: int
+    room: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """The server that got a shard to the coordinator: it holds it, and has published its version.
+
+    Args:
+        key: the shard.
+        epoch: epoch of the route.
+        server: index of this server.
+        num_bytes: what came over: values, optimizer state and sums.
+        seconds: from the order to now, on the clock of the giving server's parcel; 0 where unknown.
+    """
+
+    key: int
+    epoch: int
+    server: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteChange:
+    """Coordinator to workers: where shards are from an epoch on.
+
+    Args:
+        epoch: epoch of the route.
+        keys: shards that are elsewhere now.
+        servers: index of the server of each.
+        rooms: its room there.
+    """
+
+    epoch: int
+    keys: list[int]
+    servers: list[int]
+    rooms: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardLevel:
+    """Coordinator to every server: how close to sync windows have to be, see ``policy.guard``."""
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOpen:
-    """Worker to coordinator: a loader with this many samples and this global batch."""
+    """Worker to coordinator: a loader with this many samples and this global batch.
+
+    Args:
+        rank: world rank of the worker.
+        loader: index of the loader.
+        num_samples: samples of an epoch.
+        global_batch: samples of one full step.
+        trains: its batches are trained on.
+        costs: digest of the samples' costs or features, the same on every worker; empty: all cost the same.
+        num_features: numbers by which costs are learned, a sample; 0: costs are given, or all the same.
+    """
 
     rank: int
     loader: int
     num_samples: int
     global_batch: int
     trains: bool
+    costs: str = ""
+    num_features: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +239,13 @@ class OrderRequest:
         epoch: epoch, from 0.
         index: batch of the epoch, from 0.
         num_epochs: epochs that the job runs, 0 if unknown.
-        timed: pairs (samples, seconds) of finished steps, flattened.
+        timed: pairs (work, seconds) of finished steps, flattened; work is samples, or their cost where costs are known,
+            in units of a mean sample.
+        num_samples: samples of finished steps.
+        features: where costs are learned, the sum of each feature over the samples of each timed step, flattened.
+        link_s: seconds for which this worker's own link was busy in each timed step; empty: unknown.
+        cpu_wait_frac: part of the compute time in which it waited for a processor that others used, 0 to 1.
+        max_samples: samples that its memory was found to hold, 0: unknown.
         logged: names of logged values.
         sums: weighted sum of each logged value.
         weights: weight of each logged value.
@@ -115,6 +262,11 @@ class OrderRequest:
     sums: list[float]
     weights: list[float]
     staleness: int
+    num_samples: int = 0
+    features: list[float] = dataclasses.field(default_factory=list)
+    link_s: list[float] = dataclasses.field(default_factory=list)
+    cpu_wait_frac: float = 0.0
+    max_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +285,10 @@ class Order:
         share_frac: the group's part of a full global batch.
         generation: grouping that this batch belongs to.
         groups: that grouping's groups as lists of world ranks; empty where the worker has been told before.
+        fixed_s: where samples have costs, the fixed seconds of a step of each member of the group. Then ``start`` is
+            the first sample of the group, and every member finds its own samples among ``group_count`` by their cost.
+        unit_s: likewise the seconds that a sample of mean cost adds for each member.
+        cost_weights: where costs are learned, the weight of each feature, in units of a mean sample; empty: not yet.
     """
 
     loader: int
@@ -146,6 +302,9 @@ class Order:
     share_frac: float
     generation: int
     groups: list[list[int]]
+    fixed_s: list[float] = dataclasses.field(default_factory=list)
+    unit_s: list[float] = dataclasses.field(default_factory=list)
+    cost_weights: list[float] = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +343,13 @@ ControlMessage: TypeAlias = (
     | RegisterReply
     | JoinGroup
     | DecodeCosts
+    | ServerFacts
+    | ServerLoad
+    | DrainTo
+    | Move
+    | Moved
+    | RouteChange
+    | GuardLevel
     | LoaderOpen
     | OrderRequest
     | Order
@@ -192,22 +358,7 @@ ControlMessage: TypeAlias = (
     | BarrierLeave
     | Done
 )
-_TYPES: dict[str, type[ControlMessage]] = {
-    cls.__name__: cls
-    for cls in (
-        Register,
-        RegisterReply,
-        JoinGroup,
-        DecodeCosts,
-        LoaderOpen,
-        OrderRequest,
-        Order,
-        EndOfData,
-        BarrierEnter,
-        BarrierLeave,
-        Done,
-    )
-}
+_TYPES: dict[str, type[ControlMessage]] = {cls.__name__: cls for cls in get_args(ControlMessage)}
 _FIELDS = {name: get_type_hints(cls) for name, cls in _TYPES.items()}
 
 

@@ -227,7 +227,7 @@ class Coordinator:
     def _take_report(self, request: OrderRequest) -> None:
         progress = self.progress
         pairs = list(zip(request.timed[::2], request.timed[1::2], strict=True))
-        progress.num_samples += sum(int(num_samples) for num_samples, _ in pairs)
+        progress.num_samples += request.num_samples
         for name, total, weight in zip(request.logged, request.sums, request.weights, strict=True):
             progress.sums[name] = progress.sums.get(name, 0.0) + total
             progress.weights[name] = progress.weights.get(name, 0.0) + weight

@@ -29,12 +29,12 @@ __all__ = [
 
 MAGIC = 0x48505331
 """Reads "1SPH" in memory: first field of every frame."""
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HEADER_BYTES = 128
 ALIGN_BYTES = 64
 """A cache line: header, flags and payload never share one."""
 
-_LAYOUT = struct.Struct("<IHBB iiiii i qqq dd qqqq")
+_LAYOUT = struct.Struct("<IHBB iiiii i qqq ddd qqqq")
 
 
 class Kind(enum.IntEnum):
@@ -52,7 +52,7 @@ class PushHeader:
         kind: first values or a gradient.
         codec: encoding of the payload.
         key: shard that the payload belongs to.
-        route_epoch: epoch of the route that the sender used.
+        route_epoch: epoch of the route in which the shard came to the server that the sender knows of.
         generation: generation of the sender's grouping.
         group: index of the sender's group, below ``num_groups``.
         num_groups: groups of that generation.
@@ -62,6 +62,7 @@ class PushHeader:
         base_version: version of the parameters that the gradient was computed on.
         weight: samples (or tokens) that the payload is the mean of, 0 or more.
         share_frac: the group's part of a full global batch, 0 to 1.
+        sample_cost: mean cost of a sample of the payload, in units of a mean sample of the data; 1 where unknown.
         numel: elements of the shard.
         meta_bytes: bytes of options and presence, without padding.
         payload_bytes: bytes of the payload.
@@ -81,6 +82,7 @@ class PushHeader:
     base_version: int
     weight: float
     share_frac: float
+    sample_cost: float = 1.0
     numel: int
     meta_bytes: int
     payload_bytes: int
@@ -124,6 +126,7 @@ class PushHeader:
             and self.group < self.num_groups
             and 0 <= self.weight < float("inf")
             and 0 <= self.share_frac <= 1
+            and 0 <= self.sample_cost < float("inf")
             and self.payload_bytes >= 0
             and (self.codec is Codec.NONE if self.kind is Kind.INIT else 1 <= self.since_clock <= self.clock)
         )
@@ -150,6 +153,7 @@ _NAMES = (
     "base_version",
     "weight",
     "share_frac",
+    "sample_cost",
     "numel",
     "meta_bytes",
     "payload_bytes",

@@ -20,13 +20,11 @@ class WorkerProtocol:
     Args:
         rank: world rank.
         num_keys: shards of the route.
-        route_epoch: epoch of the route in force.
     """
 
-    def __init__(self, rank: int, *, num_keys: int, route_epoch: int = 0) -> None:
+    def __init__(self, rank: int, *, num_keys: int) -> None:
         self.rank = rank
         self.clock = 0
-        self._route_epoch = route_epoch
         self._newest = [-1] * num_keys
         self._settled = [0] * num_keys
         self._used = [-1] * num_keys
@@ -83,6 +81,7 @@ class WorkerProtocol:
         num_groups: int,
         weight: float,
         share_frac: float,
+        sample_cost: float = 1.0,
         meta_bytes: int,
         payload_bytes: int,
         codec: Codec = Codec.NONE,
@@ -95,7 +94,7 @@ class WorkerProtocol:
             kind=kind,
             codec=codec,
             key=shard.key,
-            route_epoch=self._route_epoch,
+            route_epoch=shard.epoch,
             generation=generation,
             group=group.index,
             num_groups=num_groups,
@@ -105,6 +104,7 @@ class WorkerProtocol:
             base_version=max(0, self._used[shard.key]),
             weight=weight,
             share_frac=share_frac,
+            sample_cost=sample_cost,
             numel=shard.numel,
             meta_bytes=meta_bytes,
             payload_bytes=payload_bytes,

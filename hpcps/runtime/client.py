@@ -131,7 +131,7 @@ class WorkerClient:
                 raise PlanMismatchError(refusal, rank=self.rank)
         self._route = route
         self._shapes = [frame_shape(shard, rule) for shard in route.shards]
-        self._protocol = WorkerProtocol(self.rank, num_keys=len(route.shards), route_epoch=route.epoch)
+        self._protocol = WorkerProtocol(self.rank, num_keys=len(route.shards))
         self.channel.open(layout_of(route, rule, roles=self.roles, config=self.config.comm))
         if self.grouping.generation > 0:
             self.channel.regroup([list(group.workers) for group in self.grouping.groups])

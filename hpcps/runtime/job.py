@@ -73,6 +73,7 @@ class Job:
         self._num_epochs = 0
         self._num_loaders = 0
         self._timed: list[float] = []
+        self._num_unreported = 0
         self._sums: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._staleness = 0
@@ -201,9 +202,10 @@ class Job:
                 sums=[self._sums[name] for name in names],
                 weights=[self._weights[name] for name in names],
                 staleness=self._staleness,
+                num_samples=self._num_unreported,
             )
         )
-        self._timed, self._sums, self._weights = [], {}, {}
+        self._timed, self._sums, self._weights, self._num_unreported = [], {}, {}, 0
 
     def begin_batch(self, order: Order, *, fetch_s: float) -> None:
         """A batch is in the script's hands; ``fetch_s`` is what reading it took."""
@@ -249,6 +251,7 @@ class Job:
         if self.order is not None and self._batch_compute_s > 0:
             self._step_samples += self.order.count
             self._step_compute_s += self._batch_compute_s
+            self._num_unreported += self.order.count
             if self.order.count:
                 self._timed += [float(self.order.count), self._batch_compute_s]
         self._batch_compute_s = 0.0

@@ -1,4 +1,4 @@
-"""The flat spaces on a worker: parameters and gradients of one wire dtype and one codec rule laid end to end.
+"""The flat spaces on a worker: parameters and gradients laid end to end, space by space.
 
 Where it can be, a parameter's memory is a range of the flat values, so that a pull writes straight into
 the model, and its gradient a range of the flat gradients, so that a push reads straight from it. A parameter
@@ -8,12 +8,11 @@ of another dtype, device or memory order keeps its own memory, and values are co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 import torch
 
 from hpcps.errors import DataError
-from hpcps.plan import Route, TensorSpec
+from hpcps.plan import Route, Space, TensorSpec
 from hpcps.runtime.client import Array
 
 __all__ = ["FlatTensors", "describe_parameters"]
@@ -27,9 +26,6 @@ _WIRE = {
     torch.complex128: torch.float64,
 }
 _NAMES = {torch.float32: "float32", torch.float64: "float64"}
-
-Space: TypeAlias = tuple[str, str]
-"""Wire dtype and codec rule."""
 
 
 def describe_parameters(
@@ -77,7 +73,7 @@ class FlatTensors:
         self._route = route
         sizes: dict[Space, int] = {}
         for spec in specs:
-            sizes[spec.dtype, spec.codec] = sizes.get((spec.dtype, spec.codec), 0) + spec.numel
+            sizes[spec.space] = sizes.get(spec.space, 0) + spec.numel
         kinds = {name: dtype for dtype, name in _NAMES.items()}
         self.values = {space: torch.zeros(size, dtype=kinds[space[0]]) for space, size in sizes.items() if size}
         self._grads = {space: torch.zeros(size, dtype=kinds[space[0]]) for space, size in sizes.items() if size}
@@ -85,7 +81,7 @@ class FlatTensors:
         self.value_views: list[torch.Tensor] = []
         self.grad_views: list[torch.Tensor] = []
         for param, spec in zip(self.params, specs, strict=True):
-            space = spec.dtype, spec.codec
+            space = spec.space
             begin, end = begins[space], begins[space] + spec.numel
             begins[space] = end
             self.value_views.append(_shaped(self.values, spec, begin, end, param))
@@ -125,9 +121,7 @@ class FlatTensors:
 
     def _cut(self, flats: Mapping[Space, torch.Tensor]) -> list[Array]:
         arrays = {space: flat.numpy() for space, flat in flats.items()}
-        return [
-            arrays[shard.dtype, shard.codec][shard.begin : shard.begin + shard.numel] for shard in self._route.shards
-        ]
+        return [arrays[shard.space][shard.begin : shard.begin + shard.numel] for shard in self._route.shards]
 
 
 def _adopt(param: torch.nn.Parameter, view: torch.Tensor) -> None:
@@ -144,7 +138,7 @@ def _shaped(
     """A range of the flat space in the shape of a parameter; a complex one as pairs."""
     if spec.numel == 0:
         return torch.empty_like(param, dtype=_WIRE[param.dtype] if not param.is_complex() else param.dtype)
-    flat = flats[spec.dtype, spec.codec][begin:end]
+    flat = flats[spec.space][begin:end]
     if param.is_complex():
         return torch.view_as_complex(flat.view(*param.shape, 2))
     return flat.view(param.shape)

@@ -58,6 +58,7 @@ def ask(
         sums=[2.0],
         weights=[4.0],
         staleness=rank,
+        num_samples=sum(int(work) for work in timed[::2]),
     )
     [(to, order)] = made.on_request(request)
     assert to == rank

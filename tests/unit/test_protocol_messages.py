@@ -50,8 +50,8 @@ def test_a_cut_header_is_refused(length: int) -> None:
 @pytest.mark.parametrize(
     ("at", "code", "value", "match"),
     [
-        (0, "<I", MAGIC + 1, "got magic 0x48505332 version 1, need 0x48505331 version 1"),
-        (4, "<H", PROTOCOL_VERSION + 1, "got magic 0x48505331 version 2"),
+        (0, "<I", MAGIC + 1, "got magic 0x48505332 version 2, need 0x48505331 version 2"),
+        (4, "<H", PROTOCOL_VERSION + 1, "got magic 0x48505331 version 3"),
         (6, "<B", 9, "9 is not a valid Kind"),
         (7, "<B", 9, "9 is not a valid Codec"),
     ],

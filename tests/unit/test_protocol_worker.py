@@ -9,7 +9,7 @@ from hpcps.plan import Group, Shard
 from hpcps.protocol.messages import Kind
 from hpcps.protocol.worker import WorkerProtocol, owner_of
 
-SHARDS = [Shard(key=key, server=0, dtype="float32", begin=4 * key, numel=4, pieces=()) for key in range(3)]
+SHARDS = [Shard(key=key, server=0, dtype="float32", begin=4 * key, numel=4, pieces=(), epoch=7) for key in range(3)]
 GROUP = Group(index=1, workers=(3, 5))
 
 
@@ -61,7 +61,7 @@ HEADERS = [
 
 
 def test_headers_carry_clock_version_and_where_the_generation_began() -> None:
-    worker = WorkerProtocol(3, num_keys=3, route_epoch=7)
+    worker = WorkerProtocol(3, num_keys=3)
     for kind, generation, advance, clock, since_clock, base_version in HEADERS:
         if advance:
             assert worker.advance() == clock
