@@ -28,7 +28,7 @@ PURE := hpcps/errors.py,hpcps/units.py,hpcps/config.py,hpcps/cluster.py,hpcps/pl
 COVERAGE_MIN := 90
 export PYTHON VENV MPI_DIR FUZZ_SECONDS
 
-.PHONY: help venv demo test test-pure test-mpi test-launch test-net sanitize asan tsan fuzz bench bench-codecs bench-chooser bench-quality gpu-compile gpu-check bench-idle lint format type build native examples clean .mpi/openmpi .mpi/mpich
+.PHONY: help venv demo test test-pure test-mpi test-launch test-net sanitize asan tsan fuzz bench bench-codecs bench-chooser bench-quality bench-adaptive gpu-compile gpu-check bench-idle lint format type build native examples clean .mpi/openmpi .mpi/mpich
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -53,6 +53,9 @@ bench-chooser: build ## auto beside each codec, three models over links of 50 Mb
 
 bench-quality: build ## what the codecs do to what is learned, with and without error feedback
 	$(PY) tests/bench/quality.py
+
+bench-adaptive: build ## speeds, data and servers that change: what adaptation makes of it, about 15 minutes (HPCPS_DATA)
+	$(PY) tests/bench/adaptive.py
 
 gpu-compile: build ## the CUDA sources by nvcc, where there is one, and by NVRTC, a wheel of 90 MB that this installs
 	$(PY) -m pip --disable-pip-version-check install -q -c constraints.txt nvidia-cuda-nvrtc-cu12

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from hpcps.runtime.job import Job
 
 __all__ = ["__version__", "init"]
@@ -52,8 +54,19 @@ def init(**settings: object) -> Job:
 
         return gpu_names()
 
+    def use_threads(number: int, by_itself: Collection[int]) -> int:
+        from hpcps.torch.devices import use_threads as use
+
+        return use(number, by_itself)
+
     resolved = resolve([nested_layer("script", settings), *pending()])
     python = ".".join(platform.python_version_tuple()[:2])
     torch = importlib.metadata.version("torch").partition("+")[0]  # CPU hosts and GPU hosts have builds of their own
     versions = f"hpcps {__version__}, Python {python}, torch {torch}"
-    return start(resolved.config, make_rule=make_rule, device=device, gpus=gpus, versions=versions)
+    job = start(
+        resolved.config, make_rule=make_rule, device=device, gpus=gpus, use_threads=use_threads, versions=versions
+    )
+    from hpcps.torch.devices import memory_meter
+
+    job.watch_memory(memory_meter(job.device))
+    return job

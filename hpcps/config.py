@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ __all__ = [
     "PartitionConfig",
     "RoutingConfig",
     "RunConfig",
+    "SpeedChange",
     "StalenessConfig",
     "WindowConfig",
     "describe",
@@ -117,7 +119,7 @@ class RoutingConfig:
 
     move: bool = _field(True, "shards leave a server that holds the others up; off: they stay where they are")
     interval_steps: int = _field(50, "steps between two looks at the servers' load, at least 1")
-    min_gain_frac: float = _field(0.1, "a move must shorten the servers' part of a step by this much, 0 to 1")
+    min_gain_frac: float = _field(0.05, "a move must shorten the servers' part of a step by this much, 0 to 1")
     horizon_steps: int = _field(500, "steps over which a move must earn what it costs, at least 1")
     hold_intervals: int = _field(3, "looks during which a shard that moved stays where it is, 0 or more")
     spare_frac: float = _field(
@@ -127,7 +129,7 @@ class RoutingConfig:
 
     def __post_init__(self) -> None:
         _need(self.interval_steps >= 1, "routing.interval_steps", self.interval_steps, "at least 1", "raise it")
-        _need(0 <= self.min_gain_frac < 1, "routing.min_gain_frac", self.min_gain_frac, "0 to below 1", "try 0.1")
+        _need(0 <= self.min_gain_frac < 1, "routing.min_gain_frac", self.min_gain_frac, "0 to below 1", "try 0.05")
         _need(self.horizon_steps >= 1, "routing.horizon_steps", self.horizon_steps, "at least 1", "raise it")
         _need(self.hold_intervals >= 0, "routing.hold_intervals", self.hold_intervals, "0 or more", "raise it")
         _need(self.spare_frac >= 0, "routing.spare_frac", self.spare_frac, "0 or more", "try 1")
@@ -299,6 +301,27 @@ class DataConfig:
         _need(self.buffers in ("mean", "first", "none"), "data.buffers", self.buffers, "mean, first or none", "choose")
 
 
+_CHANGE = re.compile(r"(\d+):(s?)(\d+)=(\d*\.?\d+(?:[eE][+-]?\d+)?)", re.ASCII)
+"""One entry of ``emulate.script``: step, s for a server, number, speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedChange:
+    """From a step on an emulated device has another speed.
+
+    Args:
+        step: the worker's own step, from 1; of a server the version of a shard.
+        is_server: a server, else a worker.
+        index: its number among the servers or the workers.
+        speed: relative speed of a worker; gradient bytes that a server takes in a second, 0: the real rate.
+    """
+
+    step: int
+    is_server: bool
+    index: int
+    speed: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulateConfig:
     """Emulated device speeds, for trying hpcps on one machine."""
@@ -307,7 +330,7 @@ class EmulateConfig:
     sample_s: float = _field(0.001, "seconds that one sample takes on a device of speed 1, above 0")
     link_bytes_per_s: float = _field(0.0, "rate of each worker's pushes and of its pulls; 0: the real one")
     server_bytes_per_s: tuple[float, ...] = _field(
-        (), "gradient bytes that each server takes in a second, in rank order; empty: the real rate"
+        (), "gradient bytes that each server takes in a second, in rank order, 0: the real rate; empty: the real rates"
     )
     script: tuple[str, ...] = _field(
         (),
@@ -315,13 +338,37 @@ class EmulateConfig:
         " from 0: for example 300:0=1,600:0=3,400:s1=25e6",
     )
     trace: str = _field(
-        "", "file of lines 'STEP SECONDS ...': seconds a sample takes on each worker from that step on; empty: none"
+        "",
+        "file of lines 'STEP SECONDS SECONDS ...': seconds a sample takes on each worker from that step on, in place of"
+        " speeds and sample_s; empty: none",
     )
 
     def __post_init__(self) -> None:
         _need(all(v > 0 for v in self.speeds), "emulate.speeds", self.speeds, "positive speeds", "write 3:2:1:1")
         _need(self.sample_s > 0, "emulate.sample_s", self.sample_s, "above 0", "try 0.001")
         _need(self.link_bytes_per_s >= 0, "emulate.link_bytes_per_s", self.link_bytes_per_s, "0 or more", "try 125e6")
+        rates = self.server_bytes_per_s
+        _need(all(rate >= 0 for rate in rates), "emulate.server_bytes_per_s", rates, "0 or more each", "write 1e8:25e6")
+        changes = self.parsed_script()
+        devices = [(change.step, change.is_server, change.index) for change in changes]
+        twice = len(set(devices)) < len(devices)
+        _need(not twice, "emulate.script", self.script, "one change of a device at a step", "leave one out")
+        paced = bool(self.speeds) or any(not change.is_server for change in changes)
+        remedy = "leave out emulate.speeds and the workers' part of emulate.script, or the trace"
+        _need(not (self.trace and paced), "emulate.trace", self.trace, "no other statement of workers' speeds", remedy)
+
+    def parsed_script(self) -> tuple[SpeedChange, ...]:
+        """The changes of speed, in order of time."""
+        changes = []
+        for text in self.script:
+            match = _CHANGE.fullmatch(text.strip())
+            step, server, index, speed = match.groups() if match else ("0", "", "0", "nan")
+            change = SpeedChange(step=int(step), is_server=bool(server), index=int(index), speed=float(speed))
+            fits = 0 < change.speed < float("inf") or (change.is_server and change.speed == 0)
+            need = "STEP:WORKER=SPEED, above 0, or STEP:sSERVER=BYTES_PER_S"
+            _need(fits, "emulate.script", text, need, "write for example 300:0=1 or 400:s1=25e6")
+            changes.append(change)
+        return tuple(sorted(changes, key=lambda change: change.step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,8 @@ torch.set_num_threads(1)
 torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 _CHANNEL_DEADLINE_S = 30.0
+_RATE = 1e9
+"""Bytes a second that every server says it takes, so that all have alike."""
 _QUIET_S = 1e9
 """Between two progress lines: never."""
 
@@ -130,7 +132,11 @@ def run_ranks(
     loops: list[ServerLoop] = []
     for rank, events in zip(roles.servers, server_logs, strict=True):
         channel = LoopbackChannel(hub, rank, serves=True, deadline_s=_CHANNEL_DEADLINE_S)
-        loops.append(ServerLoop(channel, config, roles=roles, make_rule=make_rule, events=events))
+        loops.append(
+            ServerLoop(
+                channel, config, roles=roles, make_rule=make_rule, events=events, measure=lambda rate: rate or _RATE
+            )
+        )
     jobs = [
         _make_job(hub, rank, config, roles, events) for rank, events in zip(roles.workers, worker_logs, strict=True)
     ]

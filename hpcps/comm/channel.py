@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _WARN_S = 60.0
 """A wait as long as this is worth a line in the log."""
 
-__all__ = ["Arrival", "Array", "Bytes", "Channel", "Control", "Counters", "Event", "Notice", "Slot", "Ticket"]
+__all__ = ["Arrival", "Array", "Bytes", "Channel", "Control", "Counters", "Event", "Notice", "Parcel", "Slot", "Ticket"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -79,7 +79,16 @@ class Notice:
     clock: int
 
 
-Event: TypeAlias = Control | Arrival | Notice
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A parcel from another server (a world rank) has come; whoever takes it owns ``body``."""
+
+    source: int
+    head: bytes
+    body: Bytes
+
+
+Event: TypeAlias = Control | Arrival | Notice | Parcel
 
 
 @dataclass(slots=True)
@@ -94,6 +103,8 @@ class Counters:
     reduced_bytes: int = 0
     control_messages: int = 0
     credit_waits: int = 0
+    parcels: int = 0
+    parcel_bytes: int = 0
 
 
 class Channel(abc.ABC):
@@ -139,7 +150,11 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def send(self, rank: int, data: bytes) -> None:
-        """Send a control message; messages of one pair of ranks arrive in order."""
+        """Send a control message; messages of one pair of ranks arrive in order.
+
+        Workers send to servers, servers to workers and to other servers. What a server sends leaves after all
+        that it published, noticed and retired before.
+        """
 
     @abc.abstractmethod
     def regroup(self, groups: Sequence[Sequence[int]]) -> None:
@@ -168,7 +183,14 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def pull(self, key: int, version: int, out: Array) -> Ticket:
-        """Read a published shard, at least of a version known from a notice; the result is its version."""
+        """Read a published shard, at least of a version known from a notice; the result is its version.
+
+        A read that finds that the shard has left goes on when ``reroute`` says where it is.
+        """
+
+    @abc.abstractmethod
+    def reroute(self, key: int, server: int, room: int) -> None:
+        """From now on pulls of a shard go to this room of a server (an index); those that wait go on there."""
 
     # --- data plane, server ------------------------------------------------------------------------
 
@@ -178,11 +200,36 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def publish(self, key: int, version: int, values: Array) -> Ticket:
-        """Publish a version of a shard; the values may be changed once the ticket is done."""
+        """Publish a version of a shard that this server holds; the values may be changed once the ticket is done.
+
+        The first version after the start or after ``host`` is any, each other one follows the one before.
+        """
 
     @abc.abstractmethod
     def notify(self, worker: int, notice: Notice) -> None:
         """Tell a worker (a world rank) about a version. Sent after all earlier publications."""
+
+    @abc.abstractmethod
+    def retire(self, key: int) -> Ticket:
+        """A shard is here no longer, and its room is free: readers find that it has left.
+
+        The ticket is done once that is so and all earlier publications and notices of the shard have left this rank.
+        """
+
+    @abc.abstractmethod
+    def host(self, key: int, room: int) -> None:
+        """A shard is here now: what is published of it from the next version on lies in that room, which is free.
+
+        At the start a server hosts the shards that the layout gives it.
+        """
+
+    @abc.abstractmethod
+    def parcel(self, server: int, head: bytes, body: Array) -> Ticket:
+        """Send bytes of any number to another server (an index).
+
+        Parcels of one pair of servers arrive in order, and leave after all that this server published, noticed and
+        retired before. The body belongs to the channel until the ticket is done.
+        """
 
     # --- waiting -----------------------------------------------------------------------------------
 

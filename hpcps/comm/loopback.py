@@ -2,16 +2,11 @@
 
 It is the channel of a world of one (no thread, no copy: whoever waits turns the server), and the test
 bench of everything above: ranks are threads, and the hub can delay, drop, repeat and reorder frames.
-A dropped frame or ack is sent again later, as a reliable transport over a lossy link does, so the far
-side may see a frame late, out of order or twice; it never sees a torn one.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import random
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,130 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hpcps.comm.channel import Array, Arrival, Channel, Control, Event, Notice, Slot, Ticket
+from hpcps.comm.channel import Array, Arrival, Channel, Control, Event, Notice, Parcel, Slot, Ticket
+from hpcps.comm.hub import Faults, Hub, Share
 from hpcps.comm.layout import Layout
 from hpcps.comm.link import NO_USE, LinkUse
+from hpcps.comm.rooms import Rooms
 from hpcps.errors import ChannelError, DeadlineError
 
 __all__ = ["Faults", "Hub", "LoopbackChannel"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """What the hub does to frames, acks and notices.
-
-    Args:
-        seed: of the hub's random numbers.
-        delay_s: longest random delay.
-        drop_frac: part of the deliveries that are lost and sent again, 0 to below 1.
-        repeat_frac: part of the frames that arrive twice, as after a lost ack, 0 to 1.
-    """
-
-    seed: int
-    delay_s: float = 0.0
-    drop_frac: float = 0.0
-    repeat_frac: float = 0.0
-
-
-class Hub:
-    """Joins the channels of one process.
-
-    Args:
-        faults: what to do to the traffic; none by default.
-        shared_memory: hand arrays over by reference (a world of one); else copy as a network does.
-    """
-
-    def __init__(self, *, faults: Faults | None = None, shared_memory: bool = False) -> None:
-        self.lock = threading.RLock()
-        self.faults = faults
-        self.shared_memory = shared_memory
-        self.ends: dict[tuple[str, int], LoopbackChannel] = {}
-        self.layout: Layout | None = None
-        self.published: dict[int, tuple[int, Array]] = {}
-        self.groups: list[list[int]] = []
-        self.turn_server: Callable[[], bool] | None = None
-        self._rounds: dict[tuple[object, ...], _Round] = {}
-        self._line = _DelayLine(random.Random(faults.seed)) if faults else None
-
-    def deliver(self, action: Callable[[], None], *, repeatable: bool = False) -> None:
-        """Run an action at the far side: now, or as the faults have it."""
-        if self.faults is None or self._line is None:
-            action()
-            return
-        rng = self._line.rng
-        with self.lock:
-            delay_s = rng.uniform(0, self.faults.delay_s)
-            while rng.random() < self.faults.drop_frac:
-                delay_s += rng.uniform(0, 2 * self.faults.delay_s)
-            again = repeatable and rng.random() < self.faults.repeat_frac
-            again_s = delay_s + rng.uniform(0, 2 * self.faults.delay_s)
-        self._line.at(delay_s, action)
-        if again:
-            self._line.at(again_s, action)
-
-    def meet(self, name: tuple[object, ...], members: Sequence[int], *, rank: int, share: _Share) -> None:
-        """Join a collective; the last member to come completes it for all."""
-        with self.lock:
-            round_ = self._rounds.setdefault(name, _Round())
-            round_.shares[rank] = share
-            if len(round_.shares) < len(members):
-                return
-            del self._rounds[name]
-        buffers = [round_.shares[member].buffer for member in sorted(members)]
-        round_.shares[rank].combine(buffers)
-        for each in round_.shares.values():
-            each.finish()
-
-    def stop(self) -> None:
-        """End the delay line's thread."""
-        if self._line is not None:
-            self._line.stop()
-
-
-@dataclass(slots=True)
-class _Share:
-    """What one member brings to a collective."""
-
-    buffer: Array
-    combine: Callable[[list[Array]], None]
-    finish: Callable[[], None]
-
-
-@dataclass(slots=True)
-class _Round:
-    shares: dict[int, _Share] = field(default_factory=dict)
-
-
-class _DelayLine:
-    """A thread that runs actions when they are due."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._stopped = False
-        threading.Thread(target=self._run, name="hpcps-delay", daemon=True).start()
-
-    def at(self, delay_s: float, action: Callable[[], None]) -> None:
-        with self._changed:
-            heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._numbers), action))
-            self._changed.notify()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._stopped and (not self._due or self._due[0][0] > time.monotonic()):
-                    self._changed.wait(self._due[0][0] - time.monotonic() if self._due else None)
-                if self._stopped:
-                    return
-                action = heapq.heappop(self._due)[2]
-            action()
 
 
 @dataclass(slots=True)
@@ -153,6 +32,16 @@ class _Ring:
     taken: set[int] = field(default_factory=set)
     next_seq: int = 0
     use: LinkUse = NO_USE
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A pull."""
+
+    key: int
+    version: int
+    out: Array
+    ticket: Ticket
 
 
 class LoopbackChannel(Channel):
@@ -173,6 +62,12 @@ class LoopbackChannel(Channel):
         self._sequence: dict[object, itertools.count[int]] = {}
         self._refs: dict[tuple[int, int], Ticket] = {}
         self._generation = 0
+        self._rooms: Rooms | None = None
+        self._index = -1
+        self._places: list[tuple[int, int]] = []
+        """On a worker: server and room of each shard, as far as it knows."""
+        self._parked: dict[int, list[_Read]] = {}
+        """Reads of shards that had left."""
         hub.ends["server" if serves else "worker", rank] = self
 
     @property
@@ -185,6 +80,10 @@ class LoopbackChannel(Channel):
         self._rings = {server: _Ring() for server in range(len(layout.servers))}
         if not self._hub.groups:
             self._hub.groups = [list(layout.workers)]
+        self._places = [(shard.server, shard.room) for shard in layout.shards]
+        if self._serves:
+            self._rooms = Rooms(self.rank, layout)
+            self._index = layout.servers.index(self.rank)
 
     def close(self) -> None:
         self._hub.ends.pop(("server" if self._serves else "worker", self.rank), None)
@@ -194,7 +93,10 @@ class LoopbackChannel(Channel):
             end._fail(ChannelError(f"cannot go on: rank {self.rank} ended the job with code {code}", rank=self.rank))
 
     def send(self, rank: int, data: bytes) -> None:
-        end = self._hub.ends.get(("worker" if self._serves else "server", rank))
+        ends = self._hub.ends
+        end = ends.get(("worker" if self._serves else "server", rank))
+        if self._serves and end is None and rank != self.rank:
+            end = ends.get(("server", rank))
         self.counters.control_messages += 1
         if end is not None:
             end._deliver(Control(self.rank, data))
@@ -206,7 +108,7 @@ class LoopbackChannel(Channel):
         def adopt(_: list[Array]) -> None:
             self._hub.groups = [list(group) for group in groups]
 
-        share = _Share(np.empty(0), adopt, lambda: self._finish(ticket))
+        share = Share(np.empty(0), adopt, lambda: self._finish(ticket))
         self._hub.meet(("regroup", self._next("regroup")), members, rank=self.rank, share=share)
         self.wait(lambda: ticket.done, "the other workers to regroup")
         self._generation += 1
@@ -255,15 +157,18 @@ class LoopbackChannel(Channel):
         return self._rings[server].use
 
     def pull(self, key: int, version: int, out: Array) -> Ticket:
-        ticket = Ticket()
-        with self._hub.lock:
-            newest, values = self._hub.published[key]
-            if values.ctypes.data != out.ctypes.data:
-                np.copyto(out, values)
+        read = _Read(key, version, out, Ticket())
         self.counters.pulls += 1
         self.counters.pulled_bytes += out.nbytes
-        self._finish(ticket, newest)
-        return ticket
+        self._read(read)
+        return read.ticket
+
+    def reroute(self, key: int, server: int, room: int) -> None:
+        with self._hub.lock:
+            self._places[key] = (server, room)
+            parked = self._parked.pop(key, [])
+        for read in parked:
+            self._read(read)
 
     def release(self, slot: Slot) -> None:
         worker = self._hub.ends.get(("worker", slot.worker))
@@ -273,9 +178,37 @@ class LoopbackChannel(Channel):
 
     def publish(self, key: int, version: int, values: Array) -> Ticket:
         ticket = Ticket()
+        room = self._held().find(key, "publish")
         with self._hub.lock:
-            self._hub.published[key] = (version, values if self._hub.shared_memory else values.copy())
+            kept = values if self._hub.shared_memory else values.copy()
+            self._hub.rooms[self._index, room] = (key, version, kept)
         self._finish(ticket)
+        return ticket
+
+    def retire(self, key: int) -> Ticket:
+        ticket = Ticket()
+        room = self._held().leave(key)
+        with self._hub.lock:
+            self._hub.rooms.pop((self._index, room), None)
+        self._hub.deliver(lambda: self._finish(ticket))
+        return ticket
+
+    def host(self, key: int, room: int) -> None:
+        self._held().enter(key, room)
+
+    def parcel(self, server: int, head: bytes, body: Array) -> Ticket:
+        ticket = Ticket()
+        rank = self._layout().servers[server]
+        self.counters.parcels += 1
+        self.counters.parcel_bytes += len(head) + body.nbytes
+
+        def arrive() -> None:
+            end = self._hub.ends.get(("server", rank))
+            if end is not None:
+                end._deliver(Parcel(self.rank, head, body.reshape(-1).view(np.uint8).copy()))
+            self._finish(ticket)
+
+        self._hub.deliver_in_order(self.rank, rank, arrive)
         return ticket
 
     def notify(self, worker: int, notice: Notice) -> None:
@@ -292,6 +225,29 @@ class LoopbackChannel(Channel):
         while not until():
             if not turn() and time.monotonic() > end_s:
                 raise DeadlineError(f"cannot go on: waited for {what}; the only process has nothing to do", op=what)
+
+    def _read(self, read: _Read) -> None:
+        """Read what lies at the place that this worker knows; park the read where that is another shard or none."""
+        with self._hub.lock:
+            found = self._hub.rooms.get(self._places[read.key])
+            if found is None or found[0] != read.key:
+                self._parked.setdefault(read.key, []).append(read)
+                return
+            _, newest, values = found
+            if newest < read.version:
+                raise ChannelError(
+                    f"cannot read shard {read.key} at rank {self.rank}: found version {newest}, need {read.version}"
+                    " that was noticed; run the same hpcps on every rank",
+                    rank=self.rank,
+                )
+            if values.ctypes.data != read.out.ctypes.data:
+                np.copyto(read.out, values)
+        self._finish(read.ticket, newest)
+
+    def _held(self) -> Rooms:
+        if self._rooms is None:
+            raise ChannelError("cannot use rooms: this end does not serve, or is not open", rank=self.rank)
+        return self._rooms
 
     def _fill(self, server: int) -> None:
         """Move waiting frames into free slots."""
@@ -330,7 +286,7 @@ class LoopbackChannel(Channel):
         self, name: tuple[object, ...], members: Sequence[int], buffer: Array, combine: Callable[[list[Array]], None]
     ) -> Ticket:
         ticket = Ticket()
-        share = _Share(buffer, combine, lambda: self._finish(ticket))
+        share = Share(buffer, combine, lambda: self._finish(ticket))
         self._hub.meet((*name, self._next(name)), members, rank=self.rank, share=share)
         return ticket
 

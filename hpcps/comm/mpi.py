@@ -21,6 +21,7 @@ from hpcps.comm.channel import Array, Channel, Control, Notice, Slot, Ticket
 from hpcps.comm.layout import Layout
 from hpcps.comm.link import LinkUse
 from hpcps.comm.mailbox import Mailbox
+from hpcps.comm.parcels import Parcels
 from hpcps.comm.plane import Plane
 from hpcps.comm.tags import MAX_SLOTS, Tag
 from hpcps.comm.world import World
@@ -74,8 +75,10 @@ class MpiChannel(Channel):
         self._group_comm = MPI.COMM_NULL if color == MPI.UNDEFINED else self._worker_comm.Dup()
         self._never = np.zeros(1, np.uint8)
         self._progress = MPI.COMM_SELF.Irecv([self._never, MPI.BYTE], source=0, tag=Tag.PROGRESS)
-        peers = [rank for rank in range(world.size) if (rank in self._workers) != works]
-        self._mailbox = Mailbox(world.control, peers=peers)
+        self._servers = tuple(rank for rank in range(world.size) if rank not in self._workers)
+        others = [rank for rank in self._servers if rank != world.rank]
+        self._mailbox = Mailbox(world.control, peers=others if works else sorted([*others, *self._workers]))
+        self._parcels = Parcels(world.data, peers=() if works else others, deliver=self._deliver)
         self._plane = plane(self)
         self._fallback = fallback
         self._actor = Actor(
@@ -93,7 +96,7 @@ class MpiChannel(Channel):
             if self._fallback is None:
                 raise ChannelError(
                     f"cannot open the data plane: {problem}; give the container more shared memory, lower"
-                    " comm.num_slots or comm.publish_buffers, or set comm.mode to auto or p2p",
+                    " comm.num_slots, comm.publish_buffers or routing.spare_frac, or set comm.mode to auto or p2p",
                     rank=self.rank,
                 )
             logger.warning("the data plane is p2p: %s", problem)
@@ -128,12 +131,12 @@ class MpiChannel(Channel):
     def send(self, rank: int, data: bytes) -> None:
         if rank not in self._mailbox.peers:
             raise ChannelError(
-                f"cannot send a control message from rank {self.rank} to rank {rank}: both serve or both work; go by"
-                " way of a server",
+                f"cannot send a control message from rank {self.rank} to rank {rank}: both work, or it is this rank; go"
+                " by way of a server",
                 rank=self.rank,
             )
         self.counters.control_messages += 1
-        self._actor.submit(self._mailbox.send(rank, data))
+        self._actor.submit(self._after_outbox(self._mailbox.send(rank, data)))
 
     def regroup(self, groups: Sequence[Sequence[int]]) -> None:
         color = next(index for index, group in enumerate(groups) if self.rank in group)
@@ -195,6 +198,34 @@ class MpiChannel(Channel):
         self._plane.notify(worker, notice)
         self._actor.wake()
 
+    def retire(self, key: int) -> Ticket:
+        ticket = Ticket()
+        self._plane.retire(key, ticket)
+        self._actor.wake()
+        return ticket
+
+    def host(self, key: int, room: int) -> None:
+        self._plane.host(key, room)
+
+    def reroute(self, key: int, server: int, room: int) -> None:
+        self._plane.reroute(key, server, room)
+        self._actor.wake()
+
+    def parcel(self, server: int, head: bytes, body: Array) -> Ticket:
+        rank = self._servers[server]
+        if rank not in self._parcels.peers:
+            raise ChannelError(
+                f"cannot send a parcel from rank {self.rank} to rank {rank}: need two servers; choose another server",
+                rank=self.rank,
+                op="parcel",
+            )
+        ticket = Ticket()
+        self.counters.parcels += 1
+        self.counters.parcel_bytes += len(head) + body.nbytes
+        flat = body.reshape(-1).view(np.uint8)
+        self._actor.submit(self._after_outbox(self._parcels.send(rank, head, flat, lambda: self._finish(ticket))))
+        return ticket
+
     # --- for the planes ----------------------------------------------------------------------------
 
     def deliver(self, *events: Any) -> None:
@@ -232,7 +263,7 @@ class MpiChannel(Channel):
         messages = self._mailbox.look()
         if messages:
             self._deliver(*(Control(source, data) for source, data in messages))
-        return bool(messages) | self._plane.look()
+        return bool(messages) | self._plane.look() | self._parcels.look()
 
     def _run(self, operation: Callable[[Ticket], Operation], what: str, *, deadline_s: float | None = None) -> None:
         ticket = Ticket()
@@ -254,8 +285,15 @@ class MpiChannel(Channel):
         yield from self.barrier()
         yield from self._plane.close()
         yield from self.drain(self._mailbox.sent, self._mailbox.received)
+        yield from self.drain(self._parcels.sent, self._parcels.received)
+        yield from self._parcels.close()
         self._mailbox.close()
         self._finish(ticket)
+
+    def _after_outbox(self, operation: Operation) -> Operation:
+        """The operation, begun when all that was put into the outbox before has left."""
+        self._plane.empty_outbox()
+        yield from operation
 
     def _request(self, start: Callable[[], MPI.Request], ticket: Ticket) -> Operation:
         yield from self._tested(start())

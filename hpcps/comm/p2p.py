@@ -8,7 +8,7 @@ worker   pulls by question and answer (questions.py)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from hpcps.comm.actor import Operation
 from hpcps.comm.channel import Arrival, Bytes, Notice, Slot, Ticket
 from hpcps.comm.layout import Layout
 from hpcps.comm.mpi import MpiChannel
-from hpcps.comm.plane import Plane, Posting, Publication
+from hpcps.comm.plane import Place, Plane, Posting, Publication, Retirement
 from hpcps.comm.questions import Questions
 from hpcps.comm.standing import Ring, Standing
 from hpcps.comm.tags import Tag
@@ -72,7 +72,7 @@ class P2pPlane(Plane):
                 for slot in range(layout.num_slots)
             }
             self._standing = list(self._slots.values())
-            self._questions.stand(layout.workers)
+            self._questions.stand(layout.workers, num_keys=len(layout.shards))
         else:
             self._standing = [
                 Ring([self._stand_feedback(server) for _ in range(_NUM_POSTED)])
@@ -97,8 +97,15 @@ class P2pPlane(Plane):
     def look(self) -> bool:
         if not self._opened:
             return False
+        busy = self.empty_outbox()
+        self._reap()
+        for standing in self._standing:
+            busy |= standing.look()
+        return busy | self._questions.look()
+
+    def empty_outbox(self) -> bool:
         busy = bool(self.outbox)
-        while self.outbox:
+        for _ in range(len(self.outbox)):  # what comes meanwhile waits for the next turn
             item = self.outbox.popleft()
             if isinstance(item, Publication):
                 self._published[item.key] = (item.version, item.values.copy())
@@ -106,13 +113,13 @@ class P2pPlane(Plane):
             elif isinstance(item, Posting):
                 notice = item.notice
                 self._send_feedback(item.worker, [_NOTICE, notice.key, notice.version, notice.clock])
+            elif isinstance(item, Retirement):
+                self._published.pop(item.key, None)
+                self._channel.finish(item.ticket)
             else:
                 self._slots[item.worker, item.index].post()
                 self._send_feedback(item.worker, [_ACK, item.index, item.seq, 0])
-        self._reap()
-        for standing in self._standing:
-            busy |= standing.look()
-        return busy | self._questions.look()
+        return busy
 
     def acked(self, server: int, slot: int) -> int:
         return self._acked.get((server, slot), 0)
@@ -127,11 +134,8 @@ class P2pPlane(Plane):
         self._sent[rank] += 1
         return lambda: bool(MPI.Request.Testall(requests))
 
-    def pull(self, key: int, version: int, out: Bytes, ticket: Ticket) -> Operation:
-        rank = self._layout.servers[self._layout.shards[key].server]
-        version = yield from self._questions.ask(rank, key, version, out)
-        yield from self._arriving(out.size)
-        self._channel.finish(ticket, version)
+    def read(self, key: int, place: Place, version: int, out: Bytes) -> Generator[bool, None, int]:
+        return self._questions.ask(self._layout.servers[place.server], key, version, out)
 
     def _stand_slot(self, worker: int, slot: int) -> Standing:
         """Receives of one slot: head and body; posted again when the slot is released."""

@@ -1,5 +1,6 @@
 """What the two data planes of the MPI channel have in common: their interface. Communication thread only,
-but for ``release``, ``publish`` and ``notify``, which put into an outbox that ``look`` empties in order.
+but for ``release``, ``publish``, ``notify``, ``retire``, ``host`` and ``reroute``: the main thread calls these. What
+leaves the rank goes by way of an outbox that is emptied in order.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import abc
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,20 +16,32 @@ from hpcps.comm.actor import Operation
 from hpcps.comm.channel import Bytes, Notice, Slot, Ticket
 from hpcps.comm.layout import Layout
 from hpcps.comm.link import NO_USE, LinkUse, Throttle
+from hpcps.comm.rooms import Rooms
+from hpcps.errors import ChannelError
 
 if TYPE_CHECKING:
     from hpcps.comm.mpi import MpiChannel
 
-__all__ = ["Outgoing", "Plane", "Posting", "Publication"]
+__all__ = ["Outgoing", "Place", "Plane", "Posting", "Publication", "Retirement"]
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A version of a shard to be published."""
+    """A version of a shard to be published in a room."""
 
     key: int
+    room: int
     version: int
     values: Bytes
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """A shard leaves its room."""
+
+    key: int
+    room: int
     ticket: Ticket
 
 
@@ -40,8 +53,18 @@ class Posting:
     notice: Notice
 
 
-Outgoing: TypeAlias = Slot | Publication | Posting
+Outgoing: TypeAlias = Slot | Publication | Posting | Retirement
 """A slot stands for its ack."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a worker looks for a shard; each route makes a new one, also of the same room."""
+
+    server: int
+    room: int
+    stay: int = -1
+    """Number of the shard's stay there, as it was last read; -1: not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +115,10 @@ class Plane(abc.ABC):
         self.outbox: deque[Outgoing] = deque()
         self._channel = channel
         self._lines: dict[int, _Line] = {}
+        self._rooms: Rooms | None = None
+        """On a server; the main thread's."""
+        self._places: list[Place] = []
+        """On a worker: of each shard. The main thread replaces whole entries."""
         self._up = Throttle(channel.link_bytes_per_s)
         self._down = Throttle(channel.link_bytes_per_s)
 
@@ -110,6 +137,10 @@ class Plane(abc.ABC):
     @abc.abstractmethod
     def look(self) -> bool:
         """Take in and give out; True if there was anything."""
+
+    @abc.abstractmethod
+    def empty_outbox(self) -> bool:
+        """Give out what the main thread put into the outbox; True if there was anything."""
 
     @abc.abstractmethod
     def acked(self, server: int, slot: int) -> int:
@@ -133,8 +164,23 @@ class Plane(abc.ABC):
         line.moving = False
 
     @abc.abstractmethod
+    def read(self, key: int, place: Place, version: int, out: Bytes) -> Generator[bool, None, int]:
+        """Read a shard of at least a version. Returns: the version read; -1: the shard is not there."""
+
     def pull(self, key: int, version: int, out: Bytes, ticket: Ticket) -> Operation:
-        """Read a published shard of at least a version."""
+        """Read a published shard of at least a version, as soon as this worker knows where it is."""
+        got = -1
+        while got < 0:
+            place = self._places[key]
+            got = yield from self.read(key, place, version, out)
+            while got < 0 and self._places[key] is place:
+                yield False
+        yield from self._arriving(out.size)
+        self._channel.finish(ticket, got)
+
+    def reroute(self, key: int, server: int, room: int) -> None:
+        """Pulls of a shard go there."""
+        self._places[key] = Place(server, room)
 
     def release(self, slot: Slot) -> None:
         """Queue an ack."""
@@ -142,7 +188,15 @@ class Plane(abc.ABC):
 
     def publish(self, key: int, version: int, values: Bytes, ticket: Ticket) -> None:
         """Queue a publication."""
-        self.outbox.append(Publication(key, version, values, ticket))
+        self.outbox.append(Publication(key, self._held().find(key, "publish"), version, values, ticket))
+
+    def retire(self, key: int, ticket: Ticket) -> None:
+        """Queue the end of a shard's stay."""
+        self.outbox.append(Retirement(key, self._held().leave(key), ticket))
+
+    def host(self, key: int, room: int) -> None:
+        """What is queued of a shard from now on goes to this room."""
+        self._held().enter(key, room)
 
     def notify(self, worker: int, notice: Notice) -> None:
         """Queue a notice."""
@@ -159,7 +213,17 @@ class Plane(abc.ABC):
             yield False
 
     def _open_lines(self, layout: Layout) -> None:
+        """Set up what both planes keep of pushes, rooms and routes."""
         self._lines = {server: _Line([0] * layout.num_slots) for server in range(len(layout.servers))}
+        self._places = [Place(shard.server, shard.room, 0) for shard in layout.shards]
+        if self._channel.rank in layout.servers:
+            self._rooms = Rooms(self._channel.rank, layout)
+
+    def _held(self) -> Rooms:
+        if self._rooms is None:
+            rank = self._channel.rank
+            raise ChannelError(f"cannot use rooms at rank {rank}: it does not serve, or is not open", rank=rank)
+        return self._rooms
 
     def _move(self, server: int, line: _Line) -> bool:
         """Send as many frames as there are credits; True if anything moved."""

@@ -1,7 +1,7 @@
 """Pulls by question and answer: a worker asks for a shard, the server's communication thread sends its newest copy.
 
     worker   {key, version}
-    server   {key, version}, values
+    server   {key, version}, values; or {key, -1} and no values: the shard is not here
 
 The answer is sent from a copy that nothing changes, so it is never torn. Questions of one worker to one server are
 answered in order. Communication thread only.
@@ -24,6 +24,8 @@ from hpcps.errors import ProtocolError
 
 __all__ = ["Questions"]
 
+_NOTHING = np.zeros(0, np.uint8)
+
 
 class Questions:
     """Both sides of one rank.
@@ -36,11 +38,13 @@ class Questions:
     def __init__(self, comm: MPI.Intracomm, newest: Callable[[int], tuple[int, Bytes] | None]) -> None:
         self._comm = comm
         self._newest = newest
+        self._num_keys = 0
         self._standing: list[Standing] = []
         self._sends: deque[tuple[MPI.Request, Any]] = deque()
 
-    def stand(self, workers: Sequence[int]) -> None:
-        """Be ready for the questions of these workers."""
+    def stand(self, workers: Sequence[int], *, num_keys: int) -> None:
+        """Be ready for the questions of these workers about so many shards."""
+        self._num_keys = num_keys
         self._standing = [self._stand(worker) for worker in workers]
 
     def look(self) -> bool:
@@ -61,7 +65,11 @@ class Questions:
             standing.cancel()
 
     def ask(self, server: int, key: int, version: int, out: Bytes) -> Generator[bool, None, int]:
-        """The operation that reads a shard from a server (a world rank); its value is the version read."""
+        """The operation that reads a shard from a server (a world rank).
+
+        Returns:
+            The version read; -1: the shard is not there.
+        """
         answer = np.zeros(2, np.int64)
         requests = [
             self._comm.Irecv([answer, MPI.INT64_T], source=server, tag=Tag.PULLED_HEAD),
@@ -70,7 +78,16 @@ class Questions:
         ]
         while not MPI.Request.Testall(requests):
             yield False
-        return int(answer[1])
+        got = int(answer[1])
+        if 0 <= got < version:
+            raise ProtocolError(
+                f"cannot read shard {key} from rank {server}: got version {got}, need {version} that was noticed; run"
+                " the same hpcps on every rank",
+                rank=self._comm.rank,
+                key=key,
+                op="pull",
+            )
+        return got
 
     def _stand(self, worker: int) -> Standing:
         wanted = np.zeros(2, np.int64)
@@ -82,15 +99,15 @@ class Questions:
         return Standing(lambda: [self._comm.Irecv([wanted, MPI.INT64_T], source=worker, tag=Tag.PULL)], done)
 
     def _answer(self, worker: int, key: int) -> None:
-        copy = self._newest(key)
-        if copy is None:
+        if not 0 <= key < self._num_keys:
             raise ProtocolError(
-                f"cannot answer a pull from rank {worker}: got key {key}, need one that is published here; run the same"
+                f"cannot answer a pull from rank {worker}: got key {key}, need one below {self._num_keys}; run the same"
                 " plan on every rank",
                 rank=self._comm.rank,
                 key=key,
                 op="pull",
             )
-        head = np.array([key, copy[0]], np.int64)
+        version, values = self._newest(key) or (-1, _NOTHING)
+        head = np.array([key, version], np.int64)
         self._sends.append((self._comm.Isend([head, MPI.INT64_T], dest=worker, tag=Tag.PULLED_HEAD), head))
-        self._sends.append((self._comm.Isend([copy[1], MPI.BYTE], dest=worker, tag=Tag.PULLED_BODY), copy))
+        self._sends.append((self._comm.Isend([values, MPI.BYTE], dest=worker, tag=Tag.PULLED_BODY), values))

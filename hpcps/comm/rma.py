@@ -2,9 +2,12 @@
 
     worker   Put payload, Flush, Put flag {seq, ~seq, sizes}, Flush
     server   sees the flag, hands the slot on; later Put ack {seq, ~seq} into the worker's window
-    server   BEGIN = v (atomic), write copy v mod K, then Put notice {v, clock, check} to the workers
-    worker   Get copy v mod K, Flush, read BEGIN (atomic), accept if BEGIN < v + K, else read again, and
-             after a few times ask for the copy by message, for a server may publish faster than a link reads
+    server   BEGIN = {key, v} (atomic), write copy v mod K, then Put notice {v, clock, check} to the workers
+    worker   Get copy v mod K, Flush, read BEGIN (atomic), accept if its key is the shard's and its version less than
+             v + K, else read again, and after a few times ask for the copy by message, for a server may publish
+             faster than a link reads
+    server   retires a shard: all notices are flushed, then BEGIN = moved; a worker that meets it, or another key, waits
+             until it hears where the shard is
 
 Only Put goes from workers to servers, so that a worker's death leaves no lock behind. A flag or notice
 that is read half-written fails its check word and is read again.
@@ -12,20 +15,22 @@ that is read half-written fails its check word and is read again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
 from hpcps.comm.actor import Operation
+from hpcps.comm.begin import MAX_KEYS, MAX_VERSION, MOVED, Begin
 from hpcps.comm.channel import Arrival, Bytes, Notice, Slot, Ticket
 from hpcps.comm.layout import LINE_BYTES, Layout
 from hpcps.comm.mpi import MpiChannel
-from hpcps.comm.plane import Plane, Posting, Publication
+from hpcps.comm.plane import Place, Plane, Posting, Publication, Retirement
 from hpcps.comm.questions import Questions
 from hpcps.comm.world import shared_memory_problem
-from hpcps.errors import ProtocolError
+from hpcps.errors import ChannelError, ProtocolError
 
 __all__ = ["RmaPlane"]
 
@@ -34,6 +39,16 @@ _MAX_READS = 4
 """Reads of a shard that its server overwrote meanwhile, before the worker asks."""
 _CHECK = 0x5A17
 """Mixed into a notice's check word, so that a line of zeros is no notice."""
+
+
+@dataclass(slots=True)
+class _Stay:
+    """The stay of a shard in a room, or of the next one to come."""
+
+    number: int = 0
+    first: int = -1
+    """First version published in it; -1: none yet."""
+    newest: int = -1
 
 
 class RmaPlane(Plane):
@@ -49,11 +64,13 @@ class RmaPlane(Plane):
     def __init__(self, channel: MpiChannel) -> None:
         super().__init__(channel)
         self._opened = False
-        self._versions: dict[int, int] = {}
-        """Newest version of each shard published here."""
+        self._published: dict[int, tuple[int, int]] = {}
+        """Room and newest version of each shard published here."""
         self._questions = Questions(channel.world.data, self._copy)
 
     def problem(self, layout: Layout) -> str:
+        if len(layout.shards) > MAX_KEYS:
+            return f"{len(layout.shards)} shards, the words of a window name {MAX_KEYS}; raise comm.shard_bytes"
         return shared_memory_problem(self._channel.world, layout.window_bytes)
 
     def open(self, layout: Layout, ticket: Ticket) -> Operation:
@@ -64,13 +81,15 @@ class RmaPlane(Plane):
         size = layout.window_bytes(rank)
         self._window = MPI.Win.Allocate(size, 1, comm=self._channel.world.data)
         self._memory: Bytes = np.asarray(self._window.tomemory()).view(np.uint8)[:size]
-        self._memory[:] = 0
+        # slots and rooms stay as they are: memory that nobody touches is only address space
+        self._memory[: layout.num_flags * LINE_BYTES if self._serves else size] = 0
         yield from self._channel.barrier()
         self._window.Lock_all(MPI.MODE_NOCHECK)
         self._window.Sync()
         self._set_up_tables(layout)
         if self._serves:
-            self._questions.stand(layout.workers)
+            self._write_begin(range(layout.num_rooms[self._server]), MOVED)
+            self._questions.stand(layout.workers, num_keys=len(layout.shards))
         yield from self._channel.barrier()
         self._opened = True
         self._channel.finish(ticket)
@@ -87,7 +106,7 @@ class RmaPlane(Plane):
     def look(self) -> bool:
         if not self._opened:
             return False
-        sent = self._empty_outbox()
+        sent = self.empty_outbox()
         if not self._serves:
             return sent | self._look_for_notices()
         return sent | self._look_for_frames() | self._questions.look()
@@ -109,41 +128,54 @@ class RmaPlane(Plane):
         window.Flush(rank)
         return _is_free
 
-    def pull(self, key: int, version: int, out: Bytes, ticket: Ticket) -> Operation:
+    def read(self, key: int, place: Place, version: int, out: Bytes) -> Generator[bool, None, int]:
         layout, window = self._layout, self._window
-        rank = layout.servers[layout.shards[key].server]
+        rank, begin_at = layout.servers[place.server], self._begin_at[place.server][place.room]
         version = max(version, int(self._seen[key, 0]) - 1)
-        begin, nothing = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        word, nothing = np.zeros(1, np.int64), np.zeros(1, np.int64)
         for _ in range(_MAX_READS):
-            at = self._begin_at[key] + layout.copy_offset(key, version)
-            window.Get([out, MPI.BYTE], rank, (at, out.size, MPI.BYTE))
+            knows_stay = place.stay >= 0
+            if knows_stay:
+                at = begin_at + layout.copy_offset(key, version)
+                window.Get([out, MPI.BYTE], rank, (at, out.size, MPI.BYTE))
+                window.Flush(rank)
+            window.Fetch_and_op([nothing, MPI.INT64_T], [word, MPI.INT64_T], rank, begin_at, MPI.NO_OP)
             window.Flush(rank)
-            window.Fetch_and_op([nothing, MPI.INT64_T], [begin, MPI.INT64_T], rank, self._begin_at[key], MPI.NO_OP)
-            window.Flush(rank)
-            if begin[0] < version + layout.num_buffers:
-                yield from self._arriving(out.size)
-                self._channel.finish(ticket, version)
-                return
-            self._channel.counters.pull_retries += 1
-            self._channel.counters.pulled_bytes += out.size
-            version = int(begin[0]) - 1
+            begin = Begin.unpack(int(word[0]))
+            if begin.key != key:
+                return -1
+            if begin.stay == place.stay and begin.keeps(version):
+                return version
+            if knows_stay:
+                self._channel.counters.pull_retries += 1
+                self._channel.counters.pulled_bytes += out.size
+            place.stay = begin.stay
+            version = max(version, begin.complete)
             yield True
-        version = yield from self._questions.ask(rank, key, version, out)
-        yield from self._arriving(out.size)
-        self._channel.finish(ticket, version)
+        return (yield from self._questions.ask(rank, key, version, out))
+
+    def publish(self, key: int, version: int, values: Bytes, ticket: Ticket) -> None:
+        if not 0 <= version <= MAX_VERSION:
+            raise ChannelError(
+                f"cannot publish version {version} of shard {key}: need 0 to {MAX_VERSION}; set comm.mode to p2p",
+                rank=self._channel.rank,
+                key=key,
+                op="publish",
+            )
+        super().publish(key, version, values, ticket)
 
     def _copy(self, key: int) -> tuple[int, Bytes] | None:
         """The newest version of a shard held here, copied: only this thread writes what is published."""
-        version = self._versions.get(key)
-        if version is None:
+        if key not in self._published:
             return None
-        at = self._begin_at[key] + self._layout.copy_offset(key, version)
+        room, version = self._published[key]
+        at = self._begin_at[self._server][room] + self._layout.copy_offset(key, version)
         return version, self._memory[at : at + self._layout.shards[key].num_bytes].copy()
 
     def _set_up_tables(self, layout: Layout) -> None:
         """Views of the words that others write into this window, and where this rank writes."""
         words = self._memory[: self._memory.size // 8 * 8].view(np.int64)
-        num_flags = len(layout.workers) * layout.num_slots if self._serves else 0
+        num_flags = layout.num_flags if self._serves else 0
         num_acks = 0 if self._serves else len(layout.servers) * layout.num_slots
         num_notices = 0 if self._serves else len(layout.shards)
         self._flags = _table(words, num_flags)
@@ -153,11 +185,12 @@ class RmaPlane(Plane):
         self._seen = np.zeros((num_notices, 3), np.int64)
         self._news = np.zeros(max(num_flags, num_notices), np.bool_)
         self._open_lines(layout)
-        self._begin_at = layout.begin_offsets()
+        self._begin_at = [layout.begin_offsets(server) for server in range(len(layout.servers))]
         self._head_bytes = [layout.head_bytes(server) for server in range(len(layout.servers))]
         me = self._channel.rank
         slots = range(layout.num_slots)
         if self._serves:
+            self._stays = [_Stay() for _ in range(layout.num_rooms[self._server])]
             slot_bytes = layout.slot_bytes(self._server)
             first = layout.slot_offset(self._server, layout.workers[0], 0)
             self._room = slot_bytes - self._head_bytes[self._server]
@@ -221,12 +254,15 @@ class RmaPlane(Plane):
             self._channel.deliver(*news)
         return bool(news)
 
-    def _empty_outbox(self) -> bool:
-        """Publications, then the newest words for each place, then one flush for all of them."""
+    def empty_outbox(self) -> bool:
+        """Publications, then the newest words for each place, then one flush for all of them.
+
+        What comes meanwhile waits for the next turn, or a server that never rests would never be done.
+        """
         if not self.outbox:
             return False
         words: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
-        while self.outbox:
+        for _ in range(len(self.outbox)):
             item = self.outbox.popleft()
             if isinstance(item, Slot):
                 at = self._layout.ack_offset(self._server, item.index)
@@ -237,8 +273,16 @@ class RmaPlane(Plane):
                 check = version ^ (notice.clock << 20) ^ _CHECK
                 at = self._layout.notice_offset(notice.key)
                 words[item.worker, at] = np.array([version, notice.clock, check], np.int64)
-            else:
+            elif isinstance(item, Publication):
                 self._publish(item)
+            else:  # the next notices of this shard are another server's: none of these may come after them
+                self._put(words)
+                words.clear()
+                self._retire(item)
+        self._put(words)
+        return True
+
+    def _put(self, words: dict[tuple[int, int], npt.NDArray[np.int64]]) -> None:
         for (rank, at), line in words.items():
             self._window.Put([line, MPI.INT64_T], rank, (at, line.size, MPI.INT64_T))
         targets = {rank for rank, _ in words}
@@ -246,20 +290,48 @@ class RmaPlane(Plane):
             self._window.Flush(targets.pop())
         elif targets:
             self._window.Flush_all()
-        return True
 
     def _publish(self, item: Publication) -> None:
-        begin = self._begin_at[item.key]
-        me = self._channel.rank
-        version = np.array([item.version], np.int64)
-        self._window.Accumulate([version, MPI.INT64_T], me, (begin, 1, MPI.INT64_T), MPI.REPLACE)
-        self._window.Flush(me)
-        self._window.Sync()
-        at = begin + self._layout.copy_offset(item.key, item.version)
+        """Announce, then write the copy; but the first of a stay is written before a reader can believe in the room."""
+        stay = self._stays[item.room]
+        opens = stay.first < 0
+        if opens:
+            stay.first = stay.newest = item.version
+        elif item.version not in (stay.newest, stay.newest + 1):
+            raise ProtocolError(
+                f"cannot publish version {item.version} of shard {item.key}: its last was {stay.newest}, need the next;"
+                " retire and host the shard to begin anew",
+                rank=self._channel.rank,
+                key=item.key,
+                op="publish",
+            )
+        span = min(self._layout.num_buffers - 1, item.version - stay.first)
+        word = Begin(key=item.key, stay=stay.number, version=item.version, span=span).pack()
+        if not opens:
+            self._write_begin([item.room], word)
+        at = self._begin_at[self._server][item.room] + self._layout.copy_offset(item.key, item.version)
         np.copyto(self._memory[at : at + item.values.size], item.values)
         self._window.Sync()
-        self._versions[item.key] = item.version
+        if opens:
+            self._write_begin([item.room], word)
+        stay.newest = item.version
+        self._published[item.key] = item.room, item.version
         self._channel.finish(item.ticket)
+
+    def _retire(self, item: Retirement) -> None:
+        self._write_begin([item.room], MOVED)
+        self._stays[item.room] = _Stay(Begin.next_stay(self._stays[item.room].number))
+        self._published.pop(item.key, None)
+        self._channel.finish(item.ticket)
+
+    def _write_begin(self, rooms: Iterable[int], word: int) -> None:
+        me = self._channel.rank
+        line = np.array([word], np.int64)
+        for room in rooms:
+            at = self._begin_at[self._server][room]
+            self._window.Accumulate([line, MPI.INT64_T], me, (at, 1, MPI.INT64_T), MPI.REPLACE)
+        self._window.Flush(me)
+        self._window.Sync()
 
 
 def _table(words: npt.NDArray[np.int64], rows: int) -> npt.NDArray[np.int64]:

@@ -20,6 +20,9 @@ class Tag(enum.IntEnum):
     PULL = 13
     PULLED_HEAD = 14
     PULLED_BODY = 15
+    PARCEL_SIZES = 16
+    PARCEL_HEAD = 17
+    PARCEL_BODY = 18
 
 
 MAX_SLOTS = 256

@@ -31,10 +31,16 @@ class RankFacts:
 
     host: str
     local_rank: int
-    num_cores: int
+    cpus: tuple[int, ...]
+    """Processors that it may run on, as its system numbers them."""
     memory_bytes: int
     gpus: tuple[str, ...]
     versions: str
+
+    @property
+    def num_cores(self) -> int:
+        """How many they are."""
+        return len(self.cpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +99,17 @@ def open_world(*, versions: str, gpus: tuple[str, ...] = ()) -> World:
     facts = {
         "host": socket.gethostname(),
         "local_rank": host.rank,
-        "num_cores": len(os.sched_getaffinity(0)),
+        "cpus": sorted(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": list(gpus),
         "versions": versions,
     }
     host.Free()
     texts = _gather_texts(control, json.dumps(facts))
-    ranks = tuple(RankFacts(**{**entry, "gpus": tuple(entry["gpus"])}) for entry in map(json.loads, texts))
+    ranks = tuple(
+        RankFacts(**{**entry, "gpus": tuple(entry["gpus"]), "cpus": tuple(entry["cpus"])})
+        for entry in map(json.loads, texts)
+    )
     _check_alike(ranks)
     return World(rank=control.rank, size=control.size, control=control, data=data, ranks=ranks, library=library)
 
@@ -109,7 +118,8 @@ def shared_memory_problem(world: World, window_bytes: Callable[[int], int]) -> s
     """Say why a window does not fit; empty where it does.
 
     Windows of ranks that share a host lie in /dev/shm, and where that is full some MPI libraries die at the first
-    touch instead of raising.
+    touch instead of raising. So every byte counts, also of rooms that nobody may ever touch: a shard that moves in
+    touches them hours later, and Open MPI refuses a window that is larger than what is free, touched or not.
 
     Args:
         world: the job's processes.

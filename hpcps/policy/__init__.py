@@ -7,7 +7,9 @@ decision, on every rank.
 
 from __future__ import annotations
 
-from hpcps.policy.capacity import CapacityFit, ChangeDecision, DetectChange, FitCapacity, TimedStep
+from hpcps.policy.assign import Assignment, AssignSamples
+from hpcps.policy.capacity import CapacityFit, FitCapacity, TimedStep
+from hpcps.policy.change_point import ChangeDecision, DetectChange, LevelMemory
 from hpcps.policy.codec_choice import (
     ChoiceMemory,
     CodecChoice,
@@ -19,14 +21,23 @@ from hpcps.policy.codec_choice import (
 )
 from hpcps.policy.codec_rules import CodecRules, auto_candidates
 from hpcps.policy.grouping import GroupingDecision, GroupWorkers
+from hpcps.policy.guard import GuardDecision, GuardFacts, GuardMemory, GuardRail
+from hpcps.policy.learn_cost import CostRow, CostWeights, LearnCost
 from hpcps.policy.link_estimate import LinkEstimate, LinkFacts
+from hpcps.policy.memory import FitMemory, MemoryCap
 from hpcps.policy.partition import Partition, Shares, equal_shares, ideal_speedup, warmup_shares
 from hpcps.policy.placement import PlaceRoles, RolesDecision
+from hpcps.policy.rebalance import Rebalance, RebalanceDecision, RoutingFacts, ServerState, ShardMove, ShardState
+from hpcps.policy.regroup import Regroup, RegroupFacts
 from hpcps.policy.routing import PlaceShards
+from hpcps.policy.server_rate import EstimateRate, RateEstimate
+from hpcps.policy.speed_classes import WorkerFacts
 from hpcps.policy.staleness import StalenessDecision, StalenessPolicy
 from hpcps.policy.window import WindowDecision, WindowFacts, WindowPolicy
 
 __all__ = [
+    "AssignSamples",
+    "Assignment",
     "CapacityFit",
     "ChangeDecision",
     "ChoiceMemory",
@@ -35,18 +46,38 @@ __all__ = [
     "CodecDecision",
     "CodecFacts",
     "CodecRules",
+    "CostRow",
+    "CostWeights",
     "DetectChange",
+    "EstimateRate",
     "FitCapacity",
+    "FitMemory",
     "GroupWorkers",
     "GroupingDecision",
+    "GuardDecision",
+    "GuardFacts",
+    "GuardMemory",
+    "GuardRail",
+    "LearnCost",
+    "LevelMemory",
     "LinkEstimate",
     "LinkFacts",
+    "MemoryCap",
     "Partition",
     "PlaceRoles",
     "PlaceShards",
     "PredictedCost",
+    "RateEstimate",
+    "Rebalance",
+    "RebalanceDecision",
+    "Regroup",
+    "RegroupFacts",
     "RolesDecision",
+    "RoutingFacts",
+    "ServerState",
     "SetBack",
+    "ShardMove",
+    "ShardState",
     "Shares",
     "StalenessDecision",
     "StalenessPolicy",
@@ -54,6 +85,7 @@ __all__ = [
     "WindowDecision",
     "WindowFacts",
     "WindowPolicy",
+    "WorkerFacts",
     "auto_candidates",
     "equal_shares",
     "ideal_speedup",

@@ -1,8 +1,8 @@
-"""How fast each worker is: a line fitted to its timed steps, and the notice that it changed.
+"""How fast each worker is: a line fitted to its timed steps.
 
-Model: a step of n samples takes ``fixed_s + per_sample_s * n`` seconds. Medians and a slope that a
-minority of bad steps cannot move; no least squares. This module times nothing and keeps no history:
-the caller drops the first steps, keeps the rest and passes them in.
+Model: a step of work n (samples, or their cost in units of a mean sample) takes ``fixed_s + per_sample_s * n`` seconds.
+Medians and a slope that a minority of bad steps cannot move; no least squares. This module times nothing and keeps no
+history: the caller drops the first steps, keeps the rest and passes them in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hpcps.config import CapacityConfig
 from hpcps.errors import DataError, PlanError
 
-__all__ = ["CapacityFit", "ChangeDecision", "DetectChange", "FitCapacity", "TimedStep"]
+__all__ = ["RESHAPE_GAP_FRAC", "CapacityFit", "FitCapacity", "TimedStep"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,14 +28,13 @@ MIN_GAP_FRAC = 0.2
 """Two sizes closer than this part of the larger say too little about a slope: at 10 % noise and ten
 steps a size, a gap of 0.2 gives the slope to about 30 %; the warm-up's sizes are 0.4 apart."""
 
+RESHAPE_GAP_FRAC = 0.4
+"""Sizes of a running job differ because the worker's pace did, so a slope through them takes a change of pace for one
+of size: a pace off by 10 % and sizes 0.2 apart give a slope off by half. Only sizes this far apart, as the warm-up's
+are, change the shape of a line that is there; else it is scaled."""
+
 MIN_SLOPE_FRAC = 0.02
 """Lowest believed cost of one more sample, as part of the mean cost of a sample; keeps it above 0."""
-
-CHANGE_WINDOW = 8
-"""Recent steps that a change is looked for in."""
-
-CHANGE_AGREE = 6
-"""How many of them must lie on the same side of the fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,25 +42,25 @@ class TimedStep:
     """One timed step of one worker.
 
     Args:
-        num_samples: samples in the step, at least 1.
+        work: what was done: samples, or their cost in units of a mean sample; above 0 and finite.
         seconds: time of the step, above 0 and finite.
 
     Raises:
         DataError: one of the two is out of range.
     """
 
-    num_samples: int
+    work: float
     seconds: float
 
     def __post_init__(self) -> None:
-        if self.num_samples < 1:
+        if not (self.work > 0 and math.isfinite(self.work)):
             raise DataError(
-                f"cannot use a timed step: got {self.num_samples} samples, need at least 1;"
+                f"cannot use a timed step: got work {self.work}, need a finite number above 0;"
                 " do not time steps without samples"
             )
         if not (self.seconds > 0 and math.isfinite(self.seconds)):
             raise DataError(
-                f"cannot use a timed step of {self.num_samples} samples: got {self.seconds} s,"
+                f"cannot use a timed step of work {self.work}: got {self.seconds} s,"
                 " need a finite time above 0 s; measure with a monotonic clock"
             )
 
@@ -100,18 +99,19 @@ class CapacityFit:
         """Samples per second of a large step."""
         return 1.0 / self.per_sample_s
 
-    def seconds(self, num_samples: int) -> float:
-        """Predicted time of a step; a worker without samples takes no step, so 0 samples take 0 s."""
-        return self.fixed_s + self.per_sample_s * num_samples if num_samples > 0 else 0.0
+    def scaled(self, ratio: float, *, error_frac: float, reason: str) -> CapacityFit:
+        """The same curve for a device that takes so many times the seconds for everything."""
+        return CapacityFit(
+            fixed_s=self.fixed_s * ratio,
+            per_sample_s=self.per_sample_s * ratio,
+            error_frac=error_frac,
+            num_steps=self.num_steps,
+            reason=reason,
+        )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeDecision:
-    """Whether a worker's speed changed; ``ratio`` is measured over predicted time, above 1: slower."""
-
-    changed: bool
-    ratio: float
-    reason: str
+    def seconds(self, work: float) -> float:
+        """Predicted time of a step; a worker without samples takes no step, so no work takes 0 s."""
+        return self.fixed_s + self.per_sample_s * work if work > 0 else 0.0
 
 
 class FitCapacity:
@@ -129,12 +129,13 @@ class FitCapacity:
 
         Args:
             steps: timed steps of one worker, in any order.
-            prior: the fit so far. Where the steps' sizes lie too close for a slope, its shape is
-                kept and scaled to the measured times; without it all cost is taken as per sample.
+            prior: the fit so far. Where the steps' sizes lie less than ``RESHAPE_GAP_FRAC`` apart, its shape is
+                kept and scaled to the measured times. Without it ``MIN_GAP_FRAC`` is enough, and where the sizes lie
+                closer still, all cost is taken as per sample.
         """
         if len(steps) < self._config.warmup_steps:
             return None
-        samples = np.array([step.num_samples for step in steps], dtype=np.float64)
+        samples = np.array([step.work for step in steps], dtype=np.float64)
         seconds = np.array([step.seconds for step in steps], dtype=np.float64)
         keep = _inside_cone(samples, seconds)
         fixed_s, per_sample_s, how = _shape(samples[keep], seconds[keep], prior)
@@ -149,39 +150,34 @@ class FitCapacity:
             reason=f"{how}; {len(steps)} steps, {num_left_out} left out, error {error_frac:.1%}",
         )
 
+    def bridge(self, known: TimedStep, new: TimedStep, *, tolerance_frac: float) -> CapacityFit | None:
+        """The line through a step at sizes seen before and one at another size, or None where none explains both.
 
-class DetectChange:
-    """Notice that a worker became slower or faster than its fit says."""
-
-    def __init__(self, config: CapacityConfig) -> None:
-        self._config = config
-
-    def decide(self, fit: CapacityFit, recent: Sequence[TimedStep]) -> ChangeDecision:
-        """Compare the last steps with the fit.
-
-        A change is a median of measured over predicted time above ``1 + change_frac`` or below its
-        inverse, with most steps on that side: a lasting throttle shows, a single stall does not.
+        A line measured near the equal share and stretched to sizes far from it may miss. If sizes lie
+        ``RESHAPE_GAP_FRAC`` apart, and time grows with size but not faster than it, the line was wrong, not the device
+        another.
 
         Args:
-            fit: the fit in use.
-            recent: latest timed steps, oldest first; only the last 8 count.
+            known: what a step of a size seen before takes.
+            new: what a step of the new size takes.
+            tolerance_frac: how far the seconds of the new one may be off.
         """
-        last = recent[-CHANGE_WINDOW:]
-        if len(last) < CHANGE_WINDOW:
-            return ChangeDecision(
-                changed=False, ratio=1.0, reason=f"{len(last)} recent steps, need {CHANGE_WINDOW} to judge"
-            )
-        ratios = [step.seconds / fit.seconds(step.num_samples) for step in last]
-        ratio = float(np.median(ratios))
-        limit = 1.0 + self._config.change_frac
-        slower = ratio > 1.0
-        agree = sum((value > 1.0) == slower for value in ratios)
-        changed = (ratio > limit or ratio * limit < 1.0) and agree >= CHANGE_AGREE
-        return ChangeDecision(
-            changed=changed,
-            ratio=ratio,
-            reason=f"steps take {ratio:.3f} of the predicted time, {agree} of {CHANGE_WINDOW} on that side;"
-            f" a change needs {CHANGE_AGREE} and a factor of {limit:.3f}",
+        sizes = sorted((known.work, new.work))
+        if sizes[1] - sizes[0] < RESHAPE_GAP_FRAC * sizes[1]:
+            return None
+        grows, stays = known.seconds * new.work / known.work, known.seconds
+        least, most = min(grows, stays), max(grows, stays)
+        if not least * (1 - tolerance_frac) <= new.seconds <= most * (1 + tolerance_frac):
+            return None
+        slope = (new.seconds - known.seconds) / (new.work - known.work)
+        mean_cost_s = new.seconds / new.work
+        per_sample_s = min(max(slope, MIN_SLOPE_FRAC * mean_cost_s), mean_cost_s)
+        return CapacityFit(
+            fixed_s=max(0.0, new.seconds - per_sample_s * new.work),
+            per_sample_s=per_sample_s,
+            error_frac=tolerance_frac,
+            num_steps=2,
+            reason=f"line through sizes {known.work:g} and {new.work:g}, which the one before missed",
         )
 
 
@@ -209,7 +205,7 @@ def _medians_by_size(samples: Floats, seconds: Floats) -> tuple[Floats, Floats, 
 def _shape(samples: Floats, seconds: Floats, prior: CapacityFit | None) -> tuple[float, float, str]:
     """Fixed and per-sample seconds, and how they were found."""
     sizes, medians, counts = _medians_by_size(samples, seconds)
-    line = _line(sizes, medians, counts)
+    line = _line(sizes, medians, counts, min_gap_frac=MIN_GAP_FRAC if prior is None else RESHAPE_GAP_FRAC)
     if line is not None:
         return (*line, f"line through the medians of {len(sizes)} sizes")
     if prior is None:
@@ -220,11 +216,11 @@ def _shape(samples: Floats, seconds: Floats, prior: CapacityFit | None) -> tuple
     return prior.fixed_s * scale, prior.per_sample_s * scale, how
 
 
-def _line(sizes: Floats, medians: Floats, counts: Floats) -> tuple[float, float] | None:
+def _line(sizes: Floats, medians: Floats, counts: Floats, *, min_gap_frac: float) -> tuple[float, float] | None:
     """Fixed and per-sample seconds, or None where no two sizes are far enough apart."""
     low, high = np.triu_indices(len(sizes), k=1)
     gap = sizes[high] - sizes[low]
-    far = gap >= MIN_GAP_FRAC * sizes[high]
+    far = gap >= min_gap_frac * sizes[high]
     if not far.any():
         return None
     low, high, gap = low[far], high[far], gap[far]

@@ -2,40 +2,73 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcps.errors import ConfigError, PlanError
-from hpcps.plan import Group, Grouping
+from hpcps.errors import ConfigError
+from hpcps.plan import Grouping
+from hpcps.policy.speed_classes import (
+    Members,
+    Ranks,
+    WorkerFacts,
+    check_speeds,
+    cut_by_size,
+    cut_by_speed,
+    grouping_of,
+    how_found,
+    in_order,
+    join_singletons,
+    predict_samples_per_s,
+    ranks_of,
+)
 
-__all__ = ["GroupWorkers", "GroupingDecision"]
+__all__ = ["GroupWorkers", "GroupingDecision", "Proposal"]
 
-LIKE_FACTOR = 1.25
-"""Speeds within this factor of a group's median count as alike: a step then idles at most a fifth."""
 
-Members = list[tuple[float, int]]
-"""Speed and rank of workers, fastest first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Groups that would be formed if they still are the ones to have some steps later."""
+
+    groups: Ranks
+    since_step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupingDecision:
-    """The groups, and how they were found."""
+    """The groups, and how they were found.
+
+    Args:
+        grouping: the groups.
+        reason: how they were found, or why they stay.
+        classes: workers of like speed, fastest class first; a group holds one or more of them.
+        changed: the grouping is another than the one before.
+        samples_per_s: predicted samples per second of these groups, 0: unknown.
+        before_samples_per_s: the same for the groups before.
+        proposal: groups that may come next, to be passed in again.
+        ask_step: step at which to ask again; None: when speeds have changed.
+    """
 
     grouping: Grouping
     reason: str
+    classes: Ranks = ()
+    changed: bool = True
+    samples_per_s: float = 0.0
+    before_samples_per_s: float = 0.0
+    proposal: Proposal | None = None
+    ask_step: int | None = None
 
 
 class GroupWorkers:
-    """Partition workers into sync groups.
+    """Partition workers into sync groups, knowing of none before.
 
     - sync: one group. async: every worker its own.
     - hybrid, size given: workers sorted by speed, cut into runs of that size. A last run of a single
       worker joins the run before it. A size of 1 gives singletons, as asked.
-    - hybrid, size 0: workers sorted by speed; a worker opens a new group when the median of the group
-      so far is more than 1.25 times its speed. Then, as long as a singleton and another group are
-      left, the singleton nearest to a group (in the logarithm of speed, to the group's median) joins it.
+    - hybrid, size 0: workers sorted by speed; a worker opens a new class when the median of the class
+      so far is more than 1.25 times its speed. Every class is a group, but for classes of one: as long as
+      one and another group are left, the one nearest to a group (in the logarithm of speed, to the group's
+      median) joins it, unless the two apart are predicted to gain more than 5 % of all samples per second.
+      Where shares are free the slowest member of a mixed group has a small share, and nothing is gained.
 
     Args:
         sync_mode: sync, async or hybrid.
@@ -50,77 +83,41 @@ class GroupWorkers:
         self._sync_mode = sync_mode
         self._group_size = group_size
 
-    def decide(self, speeds: Mapping[int, float], *, generation: int) -> GroupingDecision:
+    def decide(
+        self, speeds: Mapping[int, float], *, generation: int, workers: Mapping[int, WorkerFacts] | None = None
+    ) -> GroupingDecision:
         """Form the groups; group 0 is the fastest, members are in rank order.
 
         Args:
             speeds: samples per second (or any common unit) by world rank of the workers.
             generation: number of the new grouping.
+            workers: what they have to do, by world rank, for the prediction; None: unknown.
 
         Raises:
             PlanError: no worker, or a speed that is not finite and above 0.
         """
-        if not speeds:
-            raise PlanError("cannot group workers: got no worker, need at least 1; start more ranks")
-        for rank, speed in sorted(speeds.items()):
-            if not (speed > 0 and math.isfinite(speed)):
-                raise PlanError(
-                    f"cannot group rank {rank}: got speed {speed}, need a finite speed above 0; fit its capacity first",
-                    rank=rank,
-                )
-        ordered = sorted(((speed, rank) for rank, speed in speeds.items()), key=lambda item: (-item[0], item[1]))
-        runs, how = self._runs(ordered)
-        groups = tuple(
-            Group(index=index, workers=tuple(sorted(rank for _, rank in run))) for index, run in enumerate(runs)
-        )
+        check_speeds(speeds)
+        ordered = in_order(speeds)
+        classes, runs, how = self._runs(ordered, workers or {})
         sizes = "+".join(str(len(run)) for run in runs)
         return GroupingDecision(
-            grouping=Grouping(generation=generation, groups=groups), reason=f"{self._sync_mode}: {how}; sizes {sizes}"
+            grouping=grouping_of(runs, generation),
+            reason=f"{self._sync_mode}: {how}; sizes {sizes}",
+            classes=ranks_of(classes),
+            samples_per_s=predict_samples_per_s(runs, workers or {}),
+            before_samples_per_s=predict_samples_per_s([ordered], workers or {}),
         )
 
-    def _runs(self, ordered: Members) -> tuple[list[Members], str]:
+    def _runs(self, ordered: Members, workers: Mapping[int, WorkerFacts]) -> tuple[list[Members], list[Members], str]:
+        """Classes, groups, and how they were found."""
         if self._sync_mode == "sync":
-            return [ordered], "one group of all workers"
+            return [ordered], [ordered], "one group of all workers"
         if self._sync_mode == "async":
-            return [[item] for item in ordered], "every worker its own group"
+            runs = [[item] for item in ordered]
+            return runs, runs, "every worker its own group"
         if self._group_size > 0:
-            return _cut_by_size(ordered, self._group_size), f"runs of {self._group_size} by speed"
-        return _join_singletons(_cut_by_speed(ordered)), f"speeds within a factor of {LIKE_FACTOR}, no singletons"
-
-
-def _cut_by_size(ordered: Members, size: int) -> list[Members]:
-    runs = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-    if size > 1 and len(runs) > 1 and len(runs[-1]) == 1:
-        single = runs.pop()
-        runs[-1] = runs[-1] + single
-    return runs
-
-
-def _median(run: Members) -> float:
-    return statistics.median(speed for speed, _ in run)
-
-
-def _cut_by_speed(ordered: Members) -> list[Members]:
-    runs = [[ordered[0]]]
-    for item in ordered[1:]:
-        if _median(runs[-1]) > LIKE_FACTOR * item[0]:
-            runs.append([item])
-        else:
-            runs[-1].append(item)
-    return runs
-
-
-def _join_singletons(runs: list[Members]) -> list[Members]:
-    """Merge singletons into neighbours; medians are in order, so the nearest group is a neighbour."""
-    runs = list(runs)
-    while len(runs) > 1:
-        gaps = [
-            (math.log(_median(runs[index]) / _median(runs[index + 1])), index)
-            for index in range(len(runs) - 1)
-            if len(runs[index]) == 1 or len(runs[index + 1]) == 1
-        ]
-        if not gaps:
-            break
-        _, index = min(gaps)
-        runs[index : index + 2] = [runs[index] + runs[index + 1]]
-    return runs
+            runs = cut_by_size(ordered, self._group_size)
+            return runs, runs, f"runs of {self._group_size} by speed"
+        classes = cut_by_speed(ordered)
+        groups = join_singletons(classes, workers)
+        return classes, groups, how_found(groups)

@@ -23,13 +23,16 @@ class Load:
 class Accumulate:
     """Add the frame's payload times ``weight`` to the shard's window; then free the slot.
 
-    ``staleness`` is for the metrics: versions between the gradient's parameters and the shard's when it was let in.
+    For the metrics: ``staleness`` is the versions between the gradient's parameters and the shard's when it was let in,
+    ``offset_s`` the seconds since the window opened that it was for, ``late`` that it missed that window.
     """
 
     key: int
     token: Token
     weight: float
     staleness: int
+    offset_s: float = 0.0
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,15 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Free the slot without use, count and log the reason."""
+    """Free the slot without use, count and log the reason.
+
+    ``dropped_in_a_row`` is 0, or for a push over the cap of staleness how many of its group were in a row.
+    """
 
     key: int
     token: Token
     reason: str
+    dropped_in_a_row: int = 0
 
 
 Action: TypeAlias = Load | Accumulate | Close | Notify | Refuse

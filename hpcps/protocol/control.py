@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import TypeAlias, get_args, get_type_hints
+from typing import TypeAlias, get_args
 
 from hpcps.errors import ProtocolError
+from hpcps.protocol.fields import read_fields
 
 __all__ = [
     "BarrierEnter",
@@ -217,7 +218,8 @@ class LoaderOpen:
         global_batch: samples of one full step.
         trains: its batches are trained on.
         costs: digest of the samples' costs or features, the same on every worker; empty: all cost the same.
-        num_features: numbers by which costs are learned, a sample; 0: costs are given, or all the same.
+        num_features: numbers by which costs are learned, a sample, the first of them always 1, each with a mean of 1
+            over all samples; 0: costs are given, or all the same.
     """
 
     rank: int
@@ -246,6 +248,10 @@ class OrderRequest:
         link_s: seconds for which this worker's own link was busy in each timed step; empty: unknown.
         cpu_wait_frac: part of the compute time in which it waited for a processor that others used, 0 to 1.
         max_samples: samples that its memory was found to hold, 0: unknown.
+        done: batches of this epoch that it is through with.
+        held: batches that its loading processes take before they hand out the first.
+        leaves: it breaks the epoch off, which ends here for its group.
+        batches_per_step: most batches that its script made one step of.
         logged: names of logged values.
         sums: weighted sum of each logged value.
         weights: weight of each logged value.
@@ -267,6 +273,10 @@ class OrderRequest:
     link_s: list[float] = dataclasses.field(default_factory=list)
     cpu_wait_frac: float = 0.0
     max_samples: int = 0
+    done: int = 0
+    held: int = 0
+    leaves: bool = False
+    batches_per_step: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +298,8 @@ class Order:
         fixed_s: where samples have costs, the fixed seconds of a step of each member of the group. Then ``start`` is
             the first sample of the group, and every member finds its own samples among ``group_count`` by their cost.
         unit_s: likewise the seconds that a sample of mean cost adds for each member.
+        caps: likewise the samples that each member may have at most, 0: no cap; empty: no caps.
+        member: place of the worker in its group, counted from 0.
         cost_weights: where costs are learned, the weight of each feature, in units of a mean sample; empty: not yet.
     """
 
@@ -304,6 +316,8 @@ class Order:
     groups: list[list[int]]
     fixed_s: list[float] = dataclasses.field(default_factory=list)
     unit_s: list[float] = dataclasses.field(default_factory=list)
+    caps: list[int] = dataclasses.field(default_factory=list)
+    member: int = 0
     cost_weights: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -359,7 +373,6 @@ ControlMessage: TypeAlias = (
     | Done
 )
 _TYPES: dict[str, type[ControlMessage]] = {cls.__name__: cls for cls in get_args(ControlMessage)}
-_FIELDS = {name: get_type_hints(cls) for name, cls in _TYPES.items()}
 
 
 def encode_control(message: ControlMessage) -> bytes:
@@ -376,27 +389,8 @@ def decode_control(data: bytes) -> ControlMessage:
     """
     try:
         name, fields = json.loads(data)
-        hints = _FIELDS[name]
-        if set(fields) != set(hints):
-            raise ValueError(f"fields {sorted(set(fields) ^ set(hints))} missing or unknown")
-        for field, hint in hints.items():
-            if not _fits(fields[field], hint):
-                raise ValueError(f"field {field} is {fields[field]!r}, need {hint}")
-        return _TYPES[name](**fields)
+        return read_fields(_TYPES[name], fields)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError(
             f"cannot read a control message of {len(data)} bytes: {error}; run the same hpcps on every rank"
         ) from error
-
-
-def _fits(value: object, hint: object) -> bool:
-    if hint is int:
-        return type(value) is int
-    if hint is float:
-        return type(value) in (int, float)
-    if hint in (bool, str):
-        return type(value) is hint
-    if hint == list[list[int]]:
-        return isinstance(value, list) and all(_fits(item, list[int]) for item in value)
-    inner = {list[int]: int, list[float]: float, list[str]: str}
-    return isinstance(value, list) and all(_fits(item, inner.get(hint)) for item in value)  # type: ignore[call-overload]

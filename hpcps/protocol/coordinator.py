@@ -2,10 +2,7 @@
 
 Runs on the first server. Every decision is taken here once and told to the workers as orders, so no
 two ranks can decide differently. Reads no clock; the workers report how long their steps took.
-
-A group's batches of an epoch stand in a list; the first member that asks for a batch makes it, the
-others get their part of the same one. Groups draw from one cursor, so a faster group takes more, and
-every sample of an epoch is handed out exactly once.
+Batches and the cursor are in ``streams.py``, changes of groups in ``regrouping.py``.
 """
 
 from __future__ import annotations
@@ -17,48 +14,18 @@ from dataclasses import dataclass, field
 from hpcps.config import RunConfig
 from hpcps.errors import DataError, PlanError
 from hpcps.plan import Grouping
-from hpcps.policy.capacity import TimedStep
-from hpcps.policy.grouping import GroupWorkers
-from hpcps.policy.partition import Partition, equal_shares, ideal_speedup, warmup_shares
+from hpcps.policy.partition import Partition, equal_shares, warmup_shares
+from hpcps.policy.speed_classes import WorkerFacts
 from hpcps.protocol.control import BarrierEnter, BarrierLeave, LoaderOpen, Order, OrderRequest
+from hpcps.protocol.costs import Costs, CostTerms
+from hpcps.protocol.regrouping import Regrouping
 from hpcps.protocol.speeds import Report, Speeds
+from hpcps.protocol.streams import Batch, Generation, Loader, Pass, Stream
 
 __all__ = ["Coordinator", "Progress", "Reply"]
 
 Reply = tuple[int, Order | BarrierLeave]
 """World rank to send to, and the message."""
-
-
-@dataclass(slots=True)
-class _Batch:
-    """One batch of one group: the first sample of each member and its count."""
-
-    starts: dict[int, int]
-    counts: dict[int, int]
-    share_frac: float
-
-
-@dataclass(slots=True)
-class _Stream:
-    """Batches of one group in one epoch of one loader, from batch ``base`` on."""
-
-    base: int
-    batches: list[_Batch] = field(default_factory=list)
-    ended: bool = False
-
-
-@dataclass(slots=True)
-class _Loader:
-    num_samples: int
-    global_batch: int
-    trains: bool
-    shares: tuple[int, ...] = ()
-    """Each worker's part of a full batch; empty until the speeds are known."""
-    cursors: dict[int, int] = field(default_factory=dict)
-    streams: dict[tuple[int, int, int], _Stream] = field(default_factory=dict)
-    """By (generation, group, epoch)."""
-    newest: dict[int, int] = field(default_factory=dict)
-    """Newest epoch that each worker asked for; it asks for no older one again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,28 +59,29 @@ class Coordinator:
         self._report = report
         capacity = config.capacity if config.heterogeneous else dataclasses.replace(config.capacity, prior=())
         self._speeds = Speeds(capacity, workers, report=report)
-        self._grouping_policy = GroupWorkers(config.sync_mode, config.sync_group_size)
-        self._loaders: dict[int, _Loader] = {}
+        self._regrouping = Regrouping(config, workers, report=report)
+        self._everyone = Generation(self._regrouping.grouping)
+        self._loaders: dict[int, Loader] = {}
+        self._costs = Costs(config.capacity, workers, report=report)
         self._barriers: dict[int, set[int]] = {}
-        self._boundaries = self._first_groupings()
-        self._regrouped_loader = -1
+        self._ssp = config.staleness.ssp
+        self._waiting: list[OrderRequest] = []
+        """Requests that are not answered yet: their groups are too far ahead."""
         self._num_orders = 0
-        self._told = dict.fromkeys(self._workers, 0)
         self.progress = Progress()
 
     @property
     def grouping(self) -> Grouping:
-        """The grouping in force."""
-        return self._boundaries[-1][2]
+        """The newest grouping; some workers may still have to finish batches of the one before."""
+        return self._regrouping.grouping
 
     def on_loader(self, message: LoaderOpen) -> None:
         """A worker opened a loader.
 
         Raises:
-            DataError: workers disagree on its size or batch: their datasets differ. Or it is a second one to train on
-                while the groups are still to be found: the change would tear the epoch of one of the two.
+            DataError: workers disagree on its size or batch: their datasets differ.
         """
-        loader = _Loader(message.num_samples, message.global_batch, message.trains)
+        loader = Loader(message.num_samples, message.global_batch, message.trains, costs=message.costs)
         known = self._loaders.setdefault(message.loader, loader)
         if (known.num_samples, known.global_batch) != (message.num_samples, message.global_batch):
             raise DataError(
@@ -122,43 +90,104 @@ class Coordinator:
                 " build the same dataset on every worker, from one seed",
                 rank=message.rank,
             )
-        cap = self._config.partition.max_share
-        if message.trains and cap and message.global_batch > cap * len(self._workers):
-            raise PlanError(
-                f"cannot share out loader {message.loader}: {len(self._workers)} workers of at most {cap} samples hold"
-                f" {cap * len(self._workers)}, the global batch is {message.global_batch}; raise partition.max_share or"
-                " lower global_batch",
-                rank=message.rank,
-            )
+        self._costs.on_loader(message, known.costs)
         if message.trains:
-            others = [index for index, each in self._loaders.items() if each.trains and index != message.loader]
-            if others and self._regroups_later:
-                raise DataError(
-                    f"cannot train on loader {message.loader} too: loader {others[0]} is still measuring speeds to form"
-                    " groups; train on one loader, or give capacity.prior",
-                    rank=message.rank,
-                )
+            self._check_caps(message)
             self.progress.epoch_total = message.num_samples
+            known_speeds = self._speeds.known or not self._config.heterogeneous
+            self._regrouping.begin(lambda: self._facts(known), known=known_speeds)
 
     def on_request(self, request: OrderRequest) -> list[Reply]:
-        """A worker wants a batch and reports its finished steps."""
+        """A worker wants a batch and reports its finished steps; a worker that was kept waiting may get one now.
+
+        Raises:
+            DataError: the script reads two loaders at once while groups are still to be found.
+        """
         self._take_report(request)
         loader = self._loaders[request.loader]
-        self._maybe_regroup(loader, request)
-        loader.newest[request.rank] = request.epoch
-        grouping = self._grouping_at(loader, request)
-        group = grouping.group_of(request.rank)
-        stream_key = (grouping.generation, group.index, request.epoch)
-        stream = loader.streams.get(stream_key)
-        if stream is None:
-            stream = loader.streams[stream_key] = _Stream(base=request.index)
-            self._forget(loader, group.workers)
-        position = request.index - stream.base
+        pass_ = loader.enter(request.rank, request.epoch, num_workers=len(self._workers))
+        if loader.trains:
+            self._regrouping.enter(request.rank, pass_, batches_per_step=request.batches_per_step)
+            if self._regrouping.consider(lambda: self._facts(loader), measured=self._speeds.measured):
+                self._share_out(loader)
+            if request.leaves:
+                self._end_group(request, pass_)
+        self._waiting.append(request)
+        return self._answer_all()
+
+    def set_ssp(self, steps: int) -> list[Reply]:
+        """Bound from now on how many steps a group may be ahead of the slowest one.
+
+        Args:
+            steps: the bound; 0: none. ``staleness.ssp`` is the one at the start.
+
+        A bound that begins, or gets narrower, counts from here on: a group that is far ahead would else wait until the
+        slowest has made up for it, and the slowest perhaps for that group's part in a window.
+
+        Returns:
+            Orders of workers that need not wait any more.
+        """
+        if steps and not 0 < self._ssp <= steps:
+            self._even_out()
+        self._ssp = steps
+        return self._answer_all()
+
+    def set_together(self, together: bool) -> None:
+        """Make one group of all workers at the next safe point, or form groups again as the mode says."""
+        self._regrouping.want_together(together)
+
+    def _even_out(self) -> None:
+        for loader in self._loaders.values():
+            for pass_ in loader.passes.values():
+                pass_.even_out()
+
+    def _answer_all(self) -> list[Reply]:
+        """Answer all who need not wait; an answer may end the wait of others."""
+        replies: list[Reply] = []
+        answered = True
+        while answered and self._waiting:
+            waiting, self._waiting, answered = self._waiting, [], False
+            for request in waiting:
+                order = self._answer(request)
+                if order is None:
+                    self._waiting.append(request)
+                else:
+                    replies.append((request.rank, order))
+                    answered = True
+        return replies
+
+    def _answer(self, request: OrderRequest) -> Order | None:
+        """A worker's part of a batch; None while its group has to wait for slower ones."""
+        loader = self._loaders[request.loader]
+        pass_ = loader.passes[request.epoch]
+        rank, number = request.rank, pass_.number
+        place = self._regrouping.at(rank, number, request.index) if loader.trains else self._everyone
+        generation, group = place.grouping.generation, place.grouping.group_of(rank)
+        paused = set().union(*self._barriers.values())
+        stream = pass_.stream(generation, group, paused=paused)
+        position = request.index - place.base(rank, number)
+        stream.done[rank] = max(stream.done.get(rank, 0), request.done - place.base(rank, number))
         if position >= len(stream.batches) and not stream.ended:
+            in_turn = position == len(stream.batches) or pass_.exhausted
+            ahead = self._ssp + request.held if self._ssp else 0
+            if not in_turn or not pass_.may_draw(generation, group, ahead=ahead, paused=paused):
+                return None
             self._draw(loader, stream, group.workers, epoch=request.epoch)
-        end = position >= len(stream.batches)
-        told, self._told[request.rank] = self._told[request.rank], grouping.generation
-        batch = _Batch({}, {}, 0.0) if end else stream.batches[position]
+        batch = stream.batches[position] if position < len(stream.batches) else None
+        return self._order(request, batch, place.grouping)
+
+    def _end_group(self, request: OrderRequest, pass_: Pass) -> None:
+        """A worker breaks a pass off, so its group gets no more of it; what is drawn is to be stepped through."""
+        grouping = self._regrouping.newest_in(pass_.number).grouping
+        stream = pass_.stream(grouping.generation, grouping.group_of(request.rank), paused=())
+        stream.ended = True
+
+    def _order(self, request: OrderRequest, batch: Batch | None, grouping: Grouping) -> Order:
+        """A worker's part of a batch; None: the epoch is over for its group."""
+        end = batch is None
+        trains = self._loaders[request.loader].trains
+        news = trains and self._regrouping.tell(request.rank, grouping.generation, end=end)
+        batch = batch or Batch({}, {}, 0.0)
         order = Order(
             loader=request.loader,
             epoch=request.epoch,
@@ -170,63 +199,36 @@ class Coordinator:
             num_idle=sum(count == 0 for count in batch.counts.values()),
             share_frac=batch.share_frac,
             generation=grouping.generation,
-            groups=[] if told == grouping.generation else [list(each.workers) for each in grouping.groups],
+            groups=[list(each.workers) for each in grouping.groups] if news else [],
         )
-        return [(request.rank, order)]
+        if batch.terms is None:
+            return order
+        return batch.terms.told(order, start=min(batch.starts.values()), member=list(batch.counts).index(request.rank))
 
     def on_barrier(self, message: BarrierEnter) -> list[Reply]:
-        """A worker arrived at a barrier; the last one opens it."""
+        """A worker arrived at a barrier; the last one opens it. Nobody is held back for who waits there."""
         arrived = self._barriers.setdefault(message.index, set())
         arrived.add(message.rank)
-        if len(arrived) < len(self._workers):
-            return []
-        del self._barriers[message.index]
-        return [(rank, BarrierLeave(index=message.index)) for rank in self._workers]
+        self._regrouping.on_barrier(message.rank)
+        replies: list[Reply] = []
+        if len(arrived) == len(self._workers):
+            del self._barriers[message.index]
+            self._even_out()
+            replies += [(rank, BarrierLeave(index=message.index)) for rank in self._workers]
+        return replies + self._answer_all()
 
-    def _first_groupings(self) -> list[tuple[int, int, Grouping]]:
-        """All begin as one group; where the groups are known without measuring, they come before the first batch."""
-        together = GroupWorkers("sync", 0).decide(dict.fromkeys(self._workers, 1.0), generation=0).grouping
-        boundaries = [(0, 0, together)]
-        mode = self._config.sync_mode
-        if mode == "async" or (mode == "hybrid" and (self._speeds.known or not self._config.heterogeneous)):
-            speeds = self._speeds.by_rank or dict.fromkeys(self._workers, 1.0)
-            boundaries.append((0, 0, self._decide_grouping(speeds)))
-        return boundaries
-
-    @property
-    def _regroups_later(self) -> bool:
-        """True while warm-up in hybrid mode goes on."""
-        return self._config.sync_mode == "hybrid" and len(self._boundaries) == 1
-
-    def _decide_grouping(self, speeds: dict[int, float]) -> Grouping:
-        decision = self._grouping_policy.decide(speeds, generation=1)
-        groups = [list(group.workers) for group in decision.grouping.groups]
-        self._report("grouping", {"generation": 1, "groups": groups, "reason": decision.reason})
-        return decision.grouping
-
-    def _grouping_at(self, loader: _Loader, request: OrderRequest) -> Grouping:
-        """The grouping of a batch; evaluation is shared out to all, so that no change of grouping tears its epoch."""
-        if not loader.trains:
-            return self._boundaries[0][2]
-        for from_epoch, from_index, grouping in reversed(self._boundaries):
-            if request.loader != self._regrouped_loader or (request.epoch, request.index) >= (from_epoch, from_index):
-                return grouping
-        return self._boundaries[0][2]
-
-    def _forget(self, loader: _Loader, members: tuple[int, ...]) -> None:
-        """Drop the epochs that no member of a group will ask for again."""
-        oldest = min(loader.newest.get(rank, 0) for rank in members)
-        for generation, group, epoch in list(loader.streams):
-            if epoch < oldest and self._members(generation, group) == members:
-                del loader.streams[generation, group, epoch]
-
-    def _members(self, generation: int, group: int) -> tuple[int, ...]:
-        grouping = next(each for _, _, each in self._boundaries if each.generation == generation)
-        return grouping.groups[group].workers
+    def _facts(self, loader: Loader) -> dict[int, WorkerFacts]:
+        """What groups are formed by; equal where speeds are not known."""
+        shares = self._current_shares(loader, 0)
+        if not self._speeds.known:
+            return {rank: WorkerFacts(speed=1.0) for rank in self._workers}
+        return {
+            rank: WorkerFacts.of(fit, count)
+            for rank, fit, count in zip(self._workers, self._speeds.fits, shares, strict=True)
+        }
 
     def _take_report(self, request: OrderRequest) -> None:
         progress = self.progress
-        pairs = list(zip(request.timed[::2], request.timed[1::2], strict=True))
         progress.num_samples += request.num_samples
         for name, total, weight in zip(request.logged, request.sums, request.weights, strict=True):
             progress.sums[name] = progress.sums.get(name, 0.0) + total
@@ -234,103 +236,119 @@ class Coordinator:
         progress.epoch = max(progress.epoch, request.epoch)
         progress.num_epochs = max(progress.num_epochs, request.num_epochs)
         progress.staleness = max(progress.staleness, request.staleness)
+        steps, renewed = self._costs.take(request)
         if self._config.heterogeneous:
-            steps = [TimedStep(num_samples=int(n), seconds=seconds) for n, seconds in pairs if n > 0]
-            if self._speeds.take(request.rank, steps):
+            moved = self._speeds.take(
+                request.rank,
+                steps,
+                link_s=request.link_s,
+                cpu_wait_frac=request.cpu_wait_frac,
+                max_samples=request.max_samples,
+            )
+            if renewed:
+                self._speeds.restart_units(self._costs.steps())
+            if moved or renewed:
+                self._regrouping.on_speeds()
                 for loader in self._loaders.values():
                     self._share_out(loader)
 
-    def _share_out(self, loader: _Loader) -> None:
-        """Share out a loader's batch anew, once every worker's speed is known."""
+    def _share_out(self, loader: Loader) -> None:
+        """Share out a loader's batch anew, once every worker's speed is known.
+
+        With several groups each waits for its own exchange, so the seconds of link that a group has more than the
+        others count among its members' fixed ones. In one group of all, every member waits for the slowest link
+        whatever its share, so they do not; nor where the exchange runs beside the next step.
+        """
         if not loader.trains or not self._speeds.known:
             return
-        fits, batch = self._speeds.fits, loader.global_batch
+        batch = loader.global_batch
+        groups = [group.workers for group in self.grouping.groups] if self._config.overlap == 0 else []
+        fits, caps = self._speeds.fits_in(groups), self._caps(batch)
         band = max(self._config.capacity.dead_band_frac, self._speeds.noise_frac)
         current = loader.shares or equal_shares(batch, len(self._workers))
-        shares = Partition(self._config.partition, min(band, 0.99)).decide(fits, batch, current=current)
+        shares = Partition(self._config.partition, min(band, 0.99)).decide(fits, batch, current=current, caps=caps)
         times = [fit.seconds(n) for fit, n in zip(fits, shares.counts, strict=True)]
         progress = self.progress
-        progress.s_star = ideal_speedup(fits, batch, config=self._config.partition)
+        progress.s_star = shares.speedup
         progress.ideal_samples_per_s = batch / max(times) if max(times) > 0 else 0.0
         progress.slowest = self._workers[times.index(max(times))]
         workers = list(self._workers)
-        curves = {"fixed_s": [fit.fixed_s for fit in fits], "per_sample_s": [fit.per_sample_s for fit in fits]}
-        self._report("capacity", {"workers": workers, **curves, "s_star": progress.s_star})
+        self._report("capacity", {**self._speeds.described(), "caps": caps, "s_star": progress.s_star})
         if shares.counts != loader.shares:
             loader.shares = shares.counts
             fields = {"step": self._num_orders, "workers": workers, "counts": list(shares.counts)}
             self._report("shares", {**fields, "reason": shares.reason})
 
-    def _maybe_regroup(self, loader: _Loader, request: OrderRequest) -> None:
-        """The end of warm-up in hybrid mode: one group becomes groups of like speed, at a batch nobody has yet."""
-        if not loader.trains or not self._regroups_later or not self._speeds.measured:
-            return
-        grouping = self._boundaries[0][2]
-        stream = loader.streams.get((grouping.generation, 0, request.epoch))
-        if stream is not None and (request.index < stream.base + len(stream.batches) or stream.ended):
-            return
-        speeds = self._speeds.by_rank
-        self._regrouped_loader = request.loader
-        self._boundaries.append((request.epoch, request.index, self._decide_grouping(speeds)))
+    def _caps(self, total: int) -> list[int]:
+        """Samples that each worker may have, 0: no cap of its own; the smallest rule holds.
 
-    def _current_shares(self, loader: _Loader, index: int) -> tuple[int, ...]:
+        Measured memory must not end a run that goes well: where it holds too few, only the given caps count.
+        """
+        measured = self._speeds.max_samples
+        given = self._config.partition.caps or (0,) * len(self._workers)
+        most = self._config.partition.max_share or total
+        caps = [
+            min((cap for cap in (own, measured.get(rank, 0)) if cap), default=0)
+            for rank, own in zip(self._workers, given, strict=True)
+        ]
+        return caps if sum(min(cap or most, most) for cap in caps) >= total else list(given)
+
+    def _check_caps(self, message: LoaderOpen) -> None:
+        """Refuse a batch that the given caps do not hold."""
+        partition, num_workers = self._config.partition, len(self._workers)
+        name, batch = f"cannot share out loader {message.loader}", message.global_batch
+        if partition.caps and len(partition.caps) != num_workers:
+            raise PlanError(
+                f"{name}: got {len(partition.caps)} numbers in partition.caps, need {num_workers} (one a worker); give"
+                " one for each worker in rank order, 0 where it has no cap of its own",
+                rank=message.rank,
+            )
+        own = partition.caps or (0,) * num_workers
+        high = [min((cap for cap in (partition.max_share, each) if cap), default=batch) for each in own]
+        if sum(high) < batch:
+            most = f"{high[0]}" if len(set(high)) == 1 else ", ".join(map(str, high))
+            raise PlanError(
+                f"{name}: {num_workers} workers of at most {most} samples hold {sum(high)}, the global batch is"
+                f" {batch}; raise partition.max_share or partition.caps, or lower global_batch",
+                rank=message.rank,
+            )
+        equal = equal_shares(batch, num_workers)
+        over = [rank for rank, n, most in zip(self._workers, equal, high, strict=True) if n > most]
+        if over and not self._config.heterogeneous:
+            raise PlanError(
+                f"{name}: equal shares of {equal[0]} samples are more than partition.caps allow rank {over[0]}; run"
+                " with --heterogeneous, raise its cap or lower global_batch",
+                rank=message.rank,
+            )
+
+    def _current_shares(self, loader: Loader, index: int) -> tuple[int, ...]:
         """Each worker's part of a full batch, in rank order."""
         num_workers = len(self._workers)
         if not loader.trains or not self._config.heterogeneous:
             return equal_shares(loader.global_batch, num_workers)
         if not loader.shares:
             self._share_out(loader)
-        cap = self._config.partition.max_share
-        return loader.shares or warmup_shares(loader.global_batch, num_workers, index, max_share=cap)
+        most, caps = self._config.partition.max_share, self._caps(loader.global_batch)
+        return loader.shares or warmup_shares(loader.global_batch, num_workers, index, max_share=most, caps=caps)
 
-    def _draw(self, loader: _Loader, stream: _Stream, members: tuple[int, ...], *, epoch: int) -> None:
-        """Take the group's next batch off the epoch's cursor; the tail is shared out like a full batch.
+    def _draw(self, loader: Loader, stream: Stream, members: tuple[int, ...], *, epoch: int) -> None:
+        """Take the group's next batch off the epoch's cursor."""
+        shares = dict(zip(self._workers, self._current_shares(loader, len(stream.batches)), strict=True))
+        wanted = {rank: shares[rank] for rank in members}
+        if loader.draw(stream, wanted, epoch=epoch, least=self._config.partition.min_share):
+            self._num_orders += 1
+            stream.batches[-1].terms = self._terms(loader, stream.batches[-1].counts)
 
-        Where the script asks for a least share, a tail too small for it joins the batch before.
-        """
-        shares = dict(zip(self._workers, self._current_shares(loader, stream.base + len(stream.batches)), strict=True))
-        wanted = [shares[rank] for rank in members]
-        cursor = loader.cursors.get(epoch, 0)
-        left = loader.num_samples - cursor
-        if left <= 0:
-            stream.ended = True
-            return
-        total = sum(wanted)
-        if total == 0:
-            wanted, total = list(equal_shares(len(members), len(members))), len(members)
-        least = self._config.partition.min_share
-        too_few_after = least > 1 and 0 < left - total < least * len(members)
-        counts = wanted if total <= left and not too_few_after else _share_tail(wanted, left, least=least)
-        starts, position = [], cursor
-        for count in counts:
-            starts.append(position)
-            position += count
-        loader.cursors[epoch] = position
-        self._num_orders += 1
-        stream.batches.append(
-            _Batch(
-                dict(zip(members, starts, strict=True)),
-                dict(zip(members, counts, strict=True)),
-                min(1.0, total / loader.global_batch),
-            )
+    def _terms(self, loader: Loader, counts: dict[int, int]) -> CostTerms | None:
+        """By what the members of a group find their own samples of a batch, where samples have costs."""
+        places = [self._workers.index(rank) for rank in counts]
+        fitted = len(places) > 1 and loader.trains and self._config.heterogeneous and self._speeds.known
+        fits = self._speeds.fits if fitted else []
+        most, caps = self._config.partition.max_share, self._caps(loader.global_batch)
+        limits = [(most, caps[place]) for place in places]
+        return self._costs.terms(
+            loader.costs,
+            list(counts.values()),
+            fits=[fits[place] for place in places] if fitted else (),
+            caps=[min((cap for cap in limit if cap), default=0) for limit in limits],
         )
-
-
-def _share_tail(wanted: Sequence[int], total: int, *, least: int) -> list[int]:
-    """Another number of samples in the same proportion, with the least share for all where there is enough."""
-    floor = least if total >= least * len(wanted) else 0
-    spare = [max(0, count - floor) for count in wanted]
-    if sum(spare) == 0:
-        spare = [1] * len(wanted)
-    return [floor + extra for extra in _shrink(spare, total - floor * len(wanted))]
-
-
-def _shrink(wanted: Sequence[int], total: int) -> list[int]:
-    """So many samples in the same proportion: whole numbers by largest remainder, ties to the first."""
-    whole = sum(wanted)
-    exact = [n * total / whole for n in wanted]
-    counts = [int(x) for x in exact]
-    order = sorted(range(len(wanted)), key=lambda i: (counts[i] - exact[i], i))
-    for i in order[: total - sum(counts)]:
-        counts[i] += 1
-    return counts

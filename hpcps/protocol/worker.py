@@ -28,7 +28,6 @@ class WorkerProtocol:
         self._newest = [-1] * num_keys
         self._settled = [0] * num_keys
         self._used = [-1] * num_keys
-        self._generation = 0
         self._since_clock = 1
 
     def on_notice(self, key: int, *, version: int, clock: int) -> None:
@@ -66,6 +65,12 @@ class WorkerProtocol:
         """True if every shard has settled the group's pushes up to a clock."""
         return min(self._settled, default=clock) >= clock
 
+    def on_regroup(self, clock: int) -> None:
+        """A new grouping begins after a clock, the largest of all workers'; all that was pushed before is settled."""
+        self.clock = clock
+        self._settled = [clock] * len(self._settled)
+        self._since_clock = clock + 1
+
     def advance(self) -> int:
         """Begin the next step; returns its clock, from 1."""
         self.clock += 1
@@ -88,8 +93,6 @@ class WorkerProtocol:
         checksum: int = 0,
     ) -> PushHeader:
         """The header of this step's push of a shard."""
-        if kind is not Kind.INIT and generation != self._generation:
-            self._generation, self._since_clock = generation, self.clock
         return PushHeader(
             kind=kind,
             codec=codec,

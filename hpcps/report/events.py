@@ -11,6 +11,7 @@ is an error which names file and line; nothing is guessed or repaired.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -19,13 +20,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from hpcps.errors import DataError
+from hpcps.config import EmulateConfig
+from hpcps.errors import ConfigError, DataError
+from hpcps.report.event_types import (
+    CapacityEvent,
+    ChangeEvent,
+    CodecEvent,
+    CostsEvent,
+    GroupingEvent,
+    GuardEvent,
+    MovedEvent,
+    RouteEvent,
+    RunEvent,
+    RunEvents,
+    ServerEvent,
+    SharesEvent,
+    StepEvent,
+    SummaryEvent,
+)
 
 __all__ = [
     "CapacityEvent",
+    "ChangeEvent",
     "CodecEvent",
+    "CostsEvent",
     "EVENT_VERSION",
     "GroupingEvent",
+    "GuardEvent",
+    "MovedEvent",
+    "RouteEvent",
     "RunEvent",
     "RunEvents",
     "ServerEvent",
@@ -41,158 +64,6 @@ EVENT_VERSION = 2
 T = TypeVar("T")
 
 _FILE_NAME = re.compile(r"events-r(\d{3,})\.jsonl")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEvent:
-    """One step of one worker.
-
-    Args:
-        t_s: when the step ended.
-        rank: world rank of the worker.
-        step: the worker's own step number, from 0.
-        epoch: epoch of the samples, from 0.
-        num_samples: samples of this worker in this step.
-        compute_s: forward and backward, emulated time included.
-        wait_s: time spent waiting for other ranks.
-        step_s: from the end of the step before to the end of this one.
-        staleness: versions between the parameters used and those on the servers.
-        push_bytes: put into the servers' memory in this step.
-        pull_bytes: read from it.
-        raw_bytes: what the payloads of the pushes would have been without a codec.
-    """
-
-    t_s: float
-    rank: int
-    step: int
-    epoch: int
-    num_samples: int
-    compute_s: float
-    wait_s: float
-    step_s: float
-    staleness: float
-    push_bytes: int
-    pull_bytes: int
-    raw_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharesEvent:
-    """Shares that hold from a step on: ``counts[i]`` samples for rank ``workers[i]``."""
-
-    t_s: float
-    step: int
-    counts: tuple[int, ...]
-    workers: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupingEvent:
-    """The groups of a generation, each the world ranks of its workers."""
-
-    t_s: float
-    generation: int
-    groups: tuple[tuple[int, ...], ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityEvent:
-    """Fitted step time of each worker: ``fixed_s[i] + per_sample_s[i] * samples`` for rank ``workers[i]``."""
-
-    t_s: float
-    workers: tuple[int, ...]
-    fixed_s: tuple[float, ...]
-    per_sample_s: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodecEvent:
-    """A worker encodes a shard in another way from a step on.
-
-    Args:
-        t_s: when it was decided.
-        rank: world rank of the worker.
-        step: the worker's own step number.
-        key: shard.
-        server: index of its server.
-        codec: the codec from now on.
-        codec_before: the one before.
-        link_bytes_per_s: rate of the link as estimated.
-        reason: the choice with its numbers.
-    """
-
-    t_s: float
-    rank: int
-    step: int
-    key: int
-    server: int
-    codec: str
-    codec_before: str
-    link_bytes_per_s: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerEvent:
-    """A server's counters at the end: ``raw_bytes`` without a codec; staleness in versions over its pushes."""
-
-    rank: int
-    num_pushes: int
-    num_windows: int
-    num_refused: int
-    payload_bytes: int
-    raw_bytes: int
-    staleness_mean: float
-    staleness_max: float
-    queue_max: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEvent:
-    """How the run was set up. ``speeds`` are the emulated ones, empty where none were."""
-
-    sync_mode: str
-    heterogeneous: bool
-    speeds: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryEvent:
-    """The numbers that a training script reported at its end, by name."""
-
-    rank: int
-    values: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEvents:
-    """All events of a run, steps in order of (rank, step), the others in order of time."""
-
-    folder: Path
-    steps: tuple[StepEvent, ...]
-    shares: tuple[SharesEvent, ...] = ()
-    groupings: tuple[GroupingEvent, ...] = ()
-    capacities: tuple[CapacityEvent, ...] = ()
-    codecs: tuple[CodecEvent, ...] = ()
-    servers: tuple[ServerEvent, ...] = ()
-    runs: tuple[RunEvent, ...] = ()
-    summaries: tuple[SummaryEvent, ...] = ()
-
-    def metric(self, name: str) -> float:
-        """A number that the training script reported; the last one where it did so twice.
-
-        Raises:
-            DataError: no summary holds that name.
-        """
-        values = {key: value for summary in self.summaries for key, value in summary.values}
-        if name not in values:
-            raise DataError(
-                f"cannot find metric {name!r} of run {str(self.folder)!r}: got {sorted(values)}, need that name;"
-                f" call job.summary({name}=...) at the end of the script"
-            )
-        return values[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +167,11 @@ def read_run(folder: Path | str) -> RunEvents:
         shares=tuple(found["shares"]),
         groupings=tuple(found["grouping"]),
         capacities=tuple(found["capacity"]),
+        changes=tuple(found["change"]),
+        costs=tuple(found["costs"]),
+        routes=tuple(found["route"]),
+        moves=tuple(found["moved"]),
+        guards=tuple(found["guard"]),
         codecs=tuple(found["codec"]),
         servers=tuple(found["server"]),
         runs=tuple(found["run"]),
@@ -326,13 +202,19 @@ def _lines(path: Path) -> Iterator[_Line]:
 
 
 def _plain(kind: type[T], *, same_length: tuple[str, ...] = ()) -> Callable[[_Line], T]:
-    """Reader of an event whose fields are those of a dataclass, in name and type."""
+    """Reader of an event whose fields are those of a dataclass, in name and type; one with a default may be missing."""
     getters = {name: _GETTERS[hint] for name, hint in get_type_hints(kind).items()}
+    optional = {
+        field.name
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if field.default is not dataclasses.MISSING
+    }
 
     def read(line: _Line) -> T:
         if same_length:
             line.same_length(*same_length)
-        return kind(**{name: getter(line, name) for name, getter in getters.items()})
+        present = {name: getter for name, getter in getters.items() if name in line.fields or name not in optional}
+        return kind(**{name: getter(line, name) for name, getter in present.items()})
 
     return read
 
@@ -346,10 +228,16 @@ def _run(line: _Line) -> RunEvent:
     heterogeneous = settings.take("heterogeneous")
     if not isinstance(heterogeneous, bool):
         raise line.fail(f"heterogeneous = {heterogeneous!r}", "true or false")
+    script = emulate.get("script", [])
+    try:
+        changes = EmulateConfig(script=tuple(map(str, script))).parsed_script()
+    except (ConfigError, TypeError) as error:
+        raise line.fail(f"emulate.script = {script!r}", "changes such as 300:0=1") from error
     return RunEvent(
         sync_mode=settings.text("sync_mode"),
         heterogeneous=heterogeneous,
         speeds=_Line(place=line.place, fields=emulate).numbers("speeds"),
+        changes=changes,
     )
 
 
@@ -372,8 +260,13 @@ _GETTERS: dict[Any, Callable[[_Line, str], Any]] = {
 }
 _READERS: dict[str, Callable[[_Line], Any]] = {
     "capacity": _plain(CapacityEvent, same_length=("workers", "fixed_s", "per_sample_s")),
+    "change": _plain(ChangeEvent),
     "codec": _plain(CodecEvent),
+    "costs": _plain(CostsEvent),
     "grouping": _plain(GroupingEvent),
+    "guard": _plain(GuardEvent),
+    "moved": _plain(MovedEvent),
+    "route": _plain(RouteEvent, same_length=("keys", "sources", "servers")),
     "run": _run,
     "server": _plain(ServerEvent),
     "shares": _plain(SharesEvent, same_length=("counts", "workers")),

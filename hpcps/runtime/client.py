@@ -5,7 +5,6 @@ Joins the worker's state machine with the channel. One thread uses it, the scrip
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -19,20 +18,21 @@ from hpcps.comm.channel import Array, Channel, Control, Notice, Ticket
 from hpcps.config import RunConfig
 from hpcps.errors import PlanMismatchError, ProtocolError
 from hpcps.native import checksum
-from hpcps.plan import WIRE_DTYPES, Group, Grouping, Roles, Route, Shard, TensorSpec, digest
-from hpcps.policy.codec_rules import CodecRules
-from hpcps.policy.routing import PlaceShards
+from hpcps.plan import Group, Grouping, Roles, Route, Shard, TensorSpec, digest
 from hpcps.protocol.control import (
     BarrierEnter,
     BarrierLeave,
     ControlMessage,
     DecodeCosts,
     Done,
+    DrainTo,
     EndOfData,
     JoinGroup,
     Order,
     Register,
     RegisterReply,
+    RouteChange,
+    ServerFacts,
     decode_control,
     encode_control,
 )
@@ -40,8 +40,9 @@ from hpcps.protocol.messages import Kind
 from hpcps.protocol.worker import WorkerProtocol, owner_of
 from hpcps.runtime.compression import Compression
 from hpcps.runtime.metrics import EventLog
+from hpcps.runtime.placing import check_servers, place_shards, rerouted, with_rules
 from hpcps.runtime.pull import Pull
-from hpcps.runtime.wire import frame_shape, layout_of, to_json
+from hpcps.runtime.wire import frame_shape, layout_of, rooms_per_server, to_json
 from hpcps.update.rule import RuleSpec
 
 __all__ = ["Array", "Contribution", "Pull", "Ticket", "WorkerClient"]
@@ -56,12 +57,14 @@ class Contribution:
         share_frac: the group's part of a full global batch.
         options: numeric options of all parameter groups, flattened.
         present: one entry a tensor: whether anyone in the group had a gradient.
+        sample_cost: mean cost of a sample of the step, in units of a mean sample of the data; 1 where unknown.
     """
 
     weight: float
     share_frac: float
     options: tuple[float, ...]
     present: Sequence[bool]
+    sample_cost: float = 1.0
 
 
 class WorkerClient:
@@ -83,6 +86,8 @@ class WorkerClient:
         self.grouping = Grouping(generation=0, groups=(Group(index=0, workers=roles.workers),))
         self._group = self.grouping.groups[0]
         self._route: Route | None = None
+        self._num_rooms: tuple[int, ...] = ()
+        self._facts: dict[int, ServerFacts] = {}
         self._protocol = WorkerProtocol(self.rank, num_keys=0)
         self._replies: list[str] = []
         self._orders: dict[tuple[int, int, int], Order] = {}
@@ -91,21 +96,15 @@ class WorkerClient:
         self._told_end = (-1, -1)
 
     def place(self, tensors: tuple[TensorSpec, ...]) -> Route:
-        """Cut the tensors into shards and give each a server; the same on every worker.
-
-        One process has nothing to send piece by piece, so it keeps each dtype in one shard.
-        """
-        shard_bytes = self.config.comm.shard_bytes
-        if self.roles.embedded:
-            shard_bytes = max(shard_bytes, sum(spec.numel * WIRE_DTYPES[spec.dtype] for spec in tensors))
-        return PlaceShards(len(self.roles.servers), shard_bytes=shard_bytes).decide(tensors)
+        """Cut the tensors into shards and give each a server; the same on every worker."""
+        num_servers = len(self.roles.servers)
+        if num_servers > 1:
+            self.wait("every server to say what it can do", until=lambda: len(self._facts) == num_servers)
+        return place_shards(tensors, config=self.config, roles=self.roles, facts=self._facts)
 
     def with_rules(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        """Give each tensor the codec that the rules name; one process has no link, so it sends all as it is."""
-        codecs = CodecRules(self.config.compression).decide(tensors)
-        if self.roles.embedded:
-            return tensors
-        return tuple(dataclasses.replace(spec, codec=codec) for spec, codec in zip(tensors, codecs, strict=True))
+        """Give each tensor the codec that the rules name."""
+        return with_rules(tensors, config=self.config, roles=self.roles)
 
     # --- start ---------------------------------------------------------------------------------------
 
@@ -130,9 +129,12 @@ class WorkerClient:
             if refusal:
                 raise PlanMismatchError(refusal, rank=self.rank)
         self._route = route
+        self._num_rooms = rooms_per_server(route, self.config.routing)
         self._shapes = [frame_shape(shard, rule) for shard in route.shards]
         self._protocol = WorkerProtocol(self.rank, num_keys=len(route.shards))
-        self.channel.open(layout_of(route, rule, roles=self.roles, config=self.config.comm))
+        self.channel.open(
+            layout_of(route, rule, roles=self.roles, config=self.config.comm, routing=self.config.routing)
+        )
         if self.grouping.generation > 0:
             self.channel.regroup([list(group.workers) for group in self.grouping.groups])
         self._join()
@@ -195,6 +197,7 @@ class WorkerClient:
                         presence=presence,
                         weight=contribution.weight,
                         share_frac=contribution.share_frac,
+                        sample_cost=contribution.sample_cost,
                     )
                 )
         return tickets
@@ -275,11 +278,30 @@ class WorkerClient:
         self.wait(f"batch {index} of epoch {epoch}", until=lambda: name in self._orders)
         return self._orders.pop(name)
 
-    def adopt(self, order: Order) -> bool:
-        """Regroup if the order belongs to a new grouping: flush, split, join. True if it did."""
+    def adopt(self, order: Order, *, refresh: Callable[[], None] | None = None) -> bool:
+        """Regroup if the order belongs to a new grouping; True if it did. Collective over the workers.
+
+        The group pauses, so that no window waits for it, and waits for its own pushes. Once all workers have come so
+        far nothing is under way: all take the newest parameters, and from there on all clocks are the largest of all.
+
+        Args:
+            order: names the grouping.
+            refresh: takes the newest parameters.
+        """
         if order.generation == self.grouping.generation:
             return False
-        self.wait_settled()
+        if order.generation < self.grouping.generation:
+            raise ProtocolError(
+                f"cannot go back to grouping {order.generation} at rank {self.rank}: it is in grouping"
+                f" {self.grouping.generation} already; read one loader at a time, or set grouping.regroup off",
+                rank=self.rank,
+            )
+        if self.registered:
+            self.end_of_data()
+            self.wait_settled()
+            self._protocol.on_regroup(self._largest_clock())
+            if refresh is not None:
+                refresh()
         self.grouping = Grouping(
             generation=order.generation,
             groups=tuple(Group(index=i, workers=tuple(ranks)) for i, ranks in enumerate(order.groups)),
@@ -290,6 +312,13 @@ class WorkerClient:
             self.channel.regroup(order.groups)
             self._join()
         return True
+
+    def _largest_clock(self) -> int:
+        """Clock of the worker that made the most steps; returns when all workers have come here."""
+        clocks = np.zeros(len(self.roles.workers))
+        clocks[self.roles.workers.index(self.rank)] = self._protocol.clock
+        self.wait("the other workers to regroup", tickets=(self.allreduce(clocks, everyone=True),))
+        return int(clocks.max())
 
     def _pool_owed(self) -> None:
         """Give every worker the sum of what the old groups' codecs left out, each by its part of a batch.
@@ -312,11 +341,23 @@ class WorkerClient:
             self._tell_servers(EndOfData(generation=told[0], group=self.group.index, clock=told[1]))
 
     def barrier(self) -> None:
-        """Wait for all workers."""
+        """Wait for all workers; until the next step no window waits for this one's group."""
+        self.end_of_data()
         self._num_barriers += 1
         index = self._num_barriers
         self.tell_coordinator(BarrierEnter(rank=self.rank, index=index))
         self.wait(f"the other workers at barrier {index}", until=lambda: self._barriers_left >= index)
+
+    def use_servers(self, servers: Sequence[int]) -> None:
+        """Ask for a move of all shards to these servers (indices), beside those that the user gave to others.
+
+        Raises:
+            ConfigError: there is no such server, they have no room for all shards, or shards may not move.
+        """
+        route = self.route
+        check_servers(servers, route=route, num_rooms=self._num_rooms, routing=self.config.routing)
+        if route.num_servers > 1:
+            self.tell_coordinator(DrainTo(rank=self.rank, servers=sorted(servers)))
 
     def leave(self) -> None:
         """Say that nothing more will come."""
@@ -363,12 +404,24 @@ class WorkerClient:
             self._barriers_left = max(self._barriers_left, message.index)
         elif isinstance(message, RegisterReply):
             self._replies.append(message.refusal)
+        elif isinstance(message, ServerFacts):
+            self._facts[message.server] = message
+        elif isinstance(message, RouteChange):
+            self._reroute(message)
         elif isinstance(message, DecodeCosts):
             self.compression.on_decode_costs(message)
         else:
             raise ProtocolError(
                 f"cannot accept {type(message).__name__} on a worker; run the same hpcps on every rank", rank=self.rank
             )
+
+    def _reroute(self, message: RouteChange) -> None:
+        """Shards are elsewhere: pull and push them there from now on."""
+        self._route = rerouted(self.route, message, num_rooms=self._num_rooms)
+        for key in message.keys:
+            shard = self._route.shards[key]
+            self.compression.reroute(shard)
+            self.channel.reroute(key, shard.server, shard.room)
 
     def _join(self) -> None:
         self._tell_servers(JoinGroup(rank=self.rank, generation=self.grouping.generation, group=self.group.index))
@@ -388,6 +441,7 @@ class WorkerClient:
         presence: bytes,
         weight: float = 0.0,
         share_frac: float = 0.0,
+        sample_cost: float = 1.0,
     ) -> Ticket:
         shape = self._shapes[shard.key]
         header = self._protocol.header(
@@ -398,6 +452,7 @@ class WorkerClient:
             num_groups=len(self.grouping.groups),
             weight=weight,
             share_frac=share_frac,
+            sample_cost=sample_cost,
             meta_bytes=shape.meta_bytes,
             payload_bytes=encoded.payload.size,
             codec=encoded.codec,

@@ -207,6 +207,16 @@ class Compression:
                 state.auto.probing = False
                 self._use(state, state.auto.memory.spec if spec is None else spec)
 
+    def reroute(self, shard: Shard) -> None:
+        """A shard is on another server: what is owed stays, what the choice learned on the old link does not."""
+        self._links.setdefault(shard.server, _Link())
+        state = self._states.get(shard.key)
+        if state is not None:
+            state.shard = shard
+            if state.auto is not None:
+                state.auto.exchange_s.clear()
+                state.auto.before_s = None
+
     # --- regrouping --------------------------------------------------------------------------------
 
     def may_owe(self, shard: Shard) -> bool:

@@ -16,11 +16,12 @@ import platform
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from hpcps import native
 from hpcps.cluster import Cluster, Host, RankPlace
 from hpcps.comm.channel import Channel
 from hpcps.comm.loopback import Hub, LoopbackChannel
@@ -37,9 +38,10 @@ from hpcps.launch.environment import (
     tell_launcher,
     usable_cores,
 )
-from hpcps.plan import Roles
+from hpcps.launch.threads import share_of_cores
 from hpcps.policy.placement import PlaceRoles
 from hpcps.runtime.client import WorkerClient
+from hpcps.runtime.emulation import check_emulation
 from hpcps.runtime.job import Job
 from hpcps.runtime.logs import open_logs, run_dir
 from hpcps.runtime.metrics import EventLog
@@ -74,6 +76,7 @@ def start(
     make_rule: MakeRule,
     device: Callable[[int], str],
     gpus: Callable[[], tuple[str, ...]],
+    use_threads: Callable[[int, Collection[int]], int],
     versions: str,
 ) -> Job:
     """Begin this rank's part of the job.
@@ -85,6 +88,8 @@ def start(
         make_rule: makes the optimizer of a shard.
         device: torch device of a worker with a local rank.
         gpus: names of the GPUs that this rank sees.
+        use_threads: lets torch use so many threads, where it uses one of the numbers that it takes by itself; returns
+            how many it uses.
         versions: what must be alike on all ranks.
 
     Returns: the job, on a worker.
@@ -107,7 +112,7 @@ def start(
         worker_endpoints=config.worker_endpoints,
     ).decide(cluster)
     roles = decision.roles
-    _check_emulation(config, roles)
+    check_emulation(config.emulate, roles)
     role = "server" if roles.is_server(world.rank) else "worker"
     facts = world.ranks[world.rank]
     folder = run_dir(config.log.dir, world_size=world.size)
@@ -128,6 +133,7 @@ def start(
         world.library,
         channel.mode,
     )
+    _set_threads(world, use_threads)
     if role == "server":
         ServerLoop(channel, config, roles=roles, make_rule=make_rule, events=events).serve()
         events.close()
@@ -155,6 +161,17 @@ def _join_world(hint: LauncherHint, *, gpus: tuple[str, ...], versions: str) -> 
     return world
 
 
+def _set_threads(world: World, use_threads: Callable[[int, Collection[int]], int]) -> None:
+    """Use this rank's share of its cores, in the kernels and in torch."""
+    facts = world.ranks[world.rank]
+    others = [each.cpus for rank, each in enumerate(world.ranks) if each.host == facts.host and rank != world.rank]
+    num_cores = usable_cores()
+    share = share_of_cores(os.environ, num_cores=num_cores, cpus=facts.cpus, others=others)
+    native.set_num_threads(share.number)
+    by_itself = {num_cores, len(facts.cpus), os.cpu_count() or 1}
+    logger.info("%d threads, torch %d (%s)", share.number, use_threads(share.number, by_itself), share.reason)
+
+
 def _settings_digest(config: RunConfig) -> str:
     """What all ranks must have alike; where each writes its log is its own affair."""
     fields = dataclasses.asdict(config)
@@ -168,7 +185,7 @@ def _start_alone(config: RunConfig, *, make_rule: MakeRule, device: Callable[[in
         hosts=(Host(name=socket.gethostname()),), places=(RankPlace(rank=0, host=socket.gethostname(), local_rank=0),)
     )
     roles = PlaceRoles(config.server_num, config.worker_num).decide(cluster).roles
-    _check_emulation(config, roles)
+    check_emulation(config.emulate, roles)
     folder = run_dir(config.log.dir, world_size=1)
     open_logs(folder, rank=0, world_size=1, host=platform.node(), role="server and worker", level=config.log.level)
     events = EventLog(folder, rank=0, role="worker")
@@ -252,15 +269,6 @@ def _take_down(error: BaseException) -> None:
 def _leave(channel: Channel) -> None:
     channel.close()
     _clear_lifeline()
-
-
-def _check_emulation(config: RunConfig, roles: Roles) -> None:
-    speeds = config.emulate.speeds
-    if speeds and len(speeds) != len(roles.workers):
-        raise LaunchError(
-            f"cannot emulate speeds {':'.join(f'{v:g}' for v in speeds)}: got {len(speeds)}, need"
-            f" {len(roles.workers)}, one a worker; change --emulate-speeds or the number of ranks"
-        )
 
 
 def _cluster(ranks: tuple[RankFacts, ...]) -> Cluster:

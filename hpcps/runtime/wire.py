@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 from hpcps.comm.layout import Layout, ShardRoom
-from hpcps.config import CommConfig
+from hpcps.config import CommConfig, RoutingConfig
 from hpcps.errors import ProtocolError
 from hpcps.plan import Piece, Roles, Route, Shard, TensorSpec
 from hpcps.protocol.messages import FrameShape
 from hpcps.update.rule import RuleSpec
 
-__all__ = ["frame_shape", "layout_of", "route_from_json", "tensors_from_json", "to_json"]
+__all__ = ["frame_shape", "layout_of", "rooms_per_server", "route_from_json", "tensors_from_json", "to_json"]
 
 
 def frame_shape(shard: Shard, rule: RuleSpec) -> FrameShape:
@@ -24,7 +25,18 @@ def frame_shape(shard: Shard, rule: RuleSpec) -> FrameShape:
     )
 
 
-def layout_of(route: Route, rule: RuleSpec, *, roles: Roles, config: CommConfig) -> Layout:
+def rooms_per_server(route: Route, routing: RoutingConfig) -> tuple[int, ...]:
+    """Shards that each server has room for: its own, and where shards may move as many as its spare part allows."""
+    own = [len(route.of_server(server)) for server in range(route.num_servers)]
+    free = sum(not shard.pinned for shard in route.shards)
+    if route.num_servers == 1 or not routing.move or routing.spare_frac == 0:
+        return tuple(own)
+    share = min(free, math.ceil(free / route.num_servers * (1 + routing.spare_frac)))
+    pinned = [sum(shard.pinned for shard in route.of_server(server)) for server in range(route.num_servers)]
+    return tuple(max(mine - fixed, share) + fixed for mine, fixed in zip(own, pinned, strict=True))
+
+
+def layout_of(route: Route, rule: RuleSpec, *, roles: Roles, config: CommConfig, routing: RoutingConfig) -> Layout:
     """The data plane of a job."""
     return Layout(
         servers=roles.servers,
@@ -34,11 +46,13 @@ def layout_of(route: Route, rule: RuleSpec, *, roles: Roles, config: CommConfig)
                 server=shard.server,
                 num_bytes=shard.num_bytes,
                 head_bytes=frame_shape(shard, rule).payload_offset,
+                room=shard.room,
             )
             for shard in route.shards
         ),
         num_slots=config.num_slots,
         num_buffers=config.publish_buffers,
+        num_rooms=rooms_per_server(route, routing),
     )
 
 

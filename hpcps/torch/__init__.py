@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from hpcps.torch.costs import LearnedCost
 from hpcps.torch.loader import DistributedLoader
 from hpcps.torch.optimizer import DistributedOptimizer
 
-__all__ = ["DistributedLoader", "DistributedOptimizer"]
+__all__ = ["DistributedLoader", "DistributedOptimizer", "LearnedCost"]

@@ -21,6 +21,7 @@ from hpcps.torch.buffers import BufferKeeper
 from hpcps.torch.flat import FlatTensors, describe_parameters
 from hpcps.torch.gradients import GroupGradients
 from hpcps.torch.server_optim import describe_optimizer, option_row
+from hpcps.torch.sharding import Sharding, choose_servers
 
 __all__ = ["DistributedOptimizer"]
 
@@ -38,15 +39,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model: the model; its parameters and buffers start as the first worker's.
         job: the job.
         max_grad_norm: clip the global norm of the group's mean gradient to this before the push; None: do not.
+        sharding: gets a parameter's name, its elements and its updates a step, and returns the index of the server
+            that shall hold it for good, or None: any, and it may move. The same on every worker. A job of one
+            process has one server and does not ask.
 
     Raises:
-        ConfigError: servers cannot run this optimizer, or the job has one already.
+        ConfigError: servers cannot run this optimizer, the job has one already, or ``sharding`` names no server.
         DataError: a parameter cannot be trained.
         PlanMismatchError: another worker built another model or optimizer.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, job: Job, *, max_grad_norm: float | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        job: Job,
+        *,
+        max_grad_norm: float | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         if job.stepper is not None:
             raise ConfigError(
@@ -68,6 +78,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         names = {id(param): name for name, param in reversed(list(model.named_parameters(remove_duplicate=False)))}
         self._params, specs = describe_parameters(self.param_groups, names)
         specs = self._client.with_rules(specs)
+        if not job.roles.embedded:
+            specs = choose_servers(specs, sharding, num_servers=len(job.roles.servers))
         route = self._client.place(specs)
         self._flat = FlatTensors(self._params, specs, route=route)
         self._buffers = BufferKeeper(model, self._params, job)
@@ -119,8 +131,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 param.grad = None
             elif param.grad is not None:
                 param.grad.zero_()
-        if not self._gradients.stepped:
-            self._gradients.start_step()
+        self.drop_gradients()
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Clip the global norm of the group's mean gradient; between backward and step. Returns the norm before."""
@@ -182,13 +193,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._gradients.finish_backward()
         self._exchange()
 
-    def finish(self) -> None:
-        """Flush all pushes and take the final parameters. Collective over the workers."""
+    def drop_gradients(self) -> None:
+        """Forget gradients that were not pushed, also in the middle of a step."""
+        if not self._gradients.stepped:
+            self._gradients.start_step()
+
+    def refuse_regroup(self) -> None:
+        """Groups are about to change: gradients that are held back belong to the old one."""
+        if self._gradients.accumulating:
+            raise DataError(
+                f"cannot change groups at rank {self._job.rank}: gradients of a step that is not over are accumulated;"
+                " accumulate the same number of batches from the start of each epoch on, or set grouping.regroup off"
+            )
+
+    def refresh(self) -> None:
+        """Take the newest parameters; all pushes are settled. Collective over the workers."""
         self._take_staged()
-        self._client.wait_settled()
         self._client.share_versions()
         self._client.finish_pull(self._client.start_pull(self._values))
         self._flat.install()
+
+    def finish(self) -> None:
+        """Flush all pushes and take the final parameters. Collective over the workers."""
+        self._client.wait_settled()
+        self.refresh()
         self._buffers.finish()
         self._client.barrier()
 
@@ -209,6 +237,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             share_frac=order.share_frac if order is not None else 1.0,
             options=self._group_options(),
             present=gradients.anyone,
+            sample_cost=self._job.sample_cost,
         )
         gradients.pushes = self._client.push(gradients.shards, contribution)
         gradients.stepped = True
@@ -225,8 +254,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         config = self._job.config
         slack = self._overlap
         if len(self._client.grouping.groups) > 1:
-            # at least 1: windows of different shards may hold different groups, each waiting for another's next step
-            slack = max(1, self._overlap, config.staleness.bound)
+            # windows of different shards may hold different groups, each waiting for another's next step, so that step
+            # has to be pushed before the last one is settled; with overlap a read ends before the next push
+            slack = max(1 + self._overlap, config.staleness.bound)
         if self._overlap:
             self._take_staged()
             self._gradients.staged = self._client.start_pull(self._staging, slack=slack - self._overlap)

@@ -17,7 +17,7 @@ import torch
 
 from hpcps.errors import ConfigError, ProtocolError
 from hpcps.plan import Shard, TensorSpec
-from hpcps.update.rule import Flag, Rule, RuleSpec
+from hpcps.update.rule import Flag, Rule, RuleSpec, RuleState, read_state
 from hpcps.update.sgd import NumpySgd
 
 __all__ = ["ELEMENTWISE", "TorchRule", "describe_optimizer", "make_rule", "option_row"]
@@ -114,6 +114,7 @@ class TorchRule(Rule):
             raise ProtocolError(f"cannot make a server optimizer {spec.kind!r}; need one of {sorted(ELEMENTWISE)}")
         self.adaptive = ELEMENTWISE[spec.kind]
         self._spec = spec
+        self._shard = shard
         self._pieces = [(piece.offset, piece.offset + piece.numel) for piece in shard.pieces]
         self._group_of = [tensors[piece.tensor].param_group for piece in shard.pieces]
         self._build(np.zeros(shard.numel, shard.dtype), fused=True)
@@ -160,6 +161,19 @@ class TorchRule(Rule):
         self._optimizer.step()
         for param in self._params:
             param.grad = None
+
+    def state(self) -> RuleState:
+        found: dict[str, npt.NDArray[Any]] = {}
+        for index, param in enumerate(self._params):
+            for name, value in self._optimizer.state.get(param, {}).items():
+                if value is not None:
+                    found[f"{index}/{name}"] = value.detach().numpy()
+        return found
+
+    def restore(self, state: RuleState) -> None:
+        for param, arrays in zip(self._params, read_state(state, self._shard.pieces), strict=True):
+            if arrays:
+                self._optimizer.state[param] = {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _choose(flags: dict[str, Flag], faster: dict[str, Flag]) -> dict[str, Flag]:

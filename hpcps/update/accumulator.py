@@ -101,6 +101,31 @@ class Accumulator:
         """
         self._fold(self._weights)
 
+    def take_sum(self) -> RealArray | None:
+        """The weighted sum so far, None where nothing was added; the accumulator is then empty.
+
+        Raises:
+            ProtocolError: as `settle`.
+        """
+        self.settle()
+        total = self._own if self._has_folded else None
+        self._own, self._has_folded = None, False
+        return total
+
+    def put_sum(self, total: RealArray) -> None:
+        """Go on from a sum that another accumulator gave; the array is this one's from now on.
+
+        Raises:
+            ProtocolError: it does not fit, or something was added here before.
+        """
+        if total.shape != (self._numel,) or total.dtype != self._dtype or self._has_folded or self._payloads:
+            raise ProtocolError(
+                f"cannot go on from a sum: {total.shape} {total.dtype} into an accumulator of {self._numel} elements of"
+                f" {self._dtype}, which has to be empty; run the same plan on every rank",
+                op="accumulate",
+            )
+        self._own, self._has_folded = total, True
+
     def _fold(self, weights: list[float]) -> None:
         if not self._payloads:
             return

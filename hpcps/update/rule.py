@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from hpcps.errors import ConfigError, ProtocolError
 from hpcps.native import RealArray
+from hpcps.plan import Piece
 
-__all__ = ["Flag", "Rule", "RuleSpec"]
+__all__ = ["Flag", "Rule", "RuleSpec", "RuleState", "read_state"]
+
+RuleState: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""What a rule remembers between steps, by ``<index of the piece>/<name>``: one number, or one an element of the piece.
+Names are torch's, for example ``2/exp_avg`` and ``2/step``."""
 
 Flag: TypeAlias = bool | int | float | str | None
 """A setting that is chosen once, before training."""
@@ -54,6 +62,18 @@ class Rule(ABC):
 
         Raises:
             ProtocolError: an argument does not fit the shard; nothing was changed.
+        """
+
+    @abstractmethod
+    def state(self) -> RuleState:
+        """What the rule remembers besides ``values``; the arrays are its own, as they are until the next step."""
+
+    @abstractmethod
+    def restore(self, state: RuleState) -> None:
+        """Go on from what `state` gave, to the bit; before the first step only. The arrays are copied.
+
+        Raises:
+            ProtocolError: an array does not fit the shard; nothing was changed.
         """
 
 
@@ -132,6 +152,26 @@ class RuleSpec:
             )
         except ConfigError as error:
             raise _bad_text(str(error)) from None
+
+
+def read_state(state: RuleState, pieces: Sequence[Piece]) -> list[dict[str, npt.NDArray[Any]]]:
+    """The names and arrays of each piece.
+
+    Raises:
+        ProtocolError: a name is of no piece, or an array of another size.
+    """
+    found: list[dict[str, npt.NDArray[Any]]] = [{} for _ in pieces]
+    for name, array in state.items():
+        number, _, word = name.partition("/")
+        index = int(number) if number.isascii() and number.isdigit() else -1
+        if not word or not 0 <= index < len(pieces) or array.shape not in ((), (pieces[index].numel,)):
+            raise ProtocolError(
+                f"cannot restore an optimizer: got {name!r} of shape {array.shape}, need <piece>/<name> of one of"
+                f" {len(pieces)} pieces and one number or one an element; run one version of hpcps on every rank",
+                op="restore",
+            )
+        found[index][word] = np.array(array)
+    return found
 
 
 def _need(ok: bool, got: str, remedy: str) -> None:

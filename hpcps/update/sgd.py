@@ -10,12 +10,13 @@ import numpy as np
 from hpcps.errors import ConfigError, ProtocolError
 from hpcps.native import RealArray
 from hpcps.plan import Piece, Shard, TensorSpec
-from hpcps.update.rule import Rule, RuleSpec
+from hpcps.update.rule import Rule, RuleSpec, RuleState, read_state
 
 __all__ = ["NumpySgd"]
 
 _OPTIONS = ("lr", "momentum", "dampening", "weight_decay")
 _FLAGS = ("nesterov", "maximize")
+_BUFFER = "momentum_buffer"
 _IGNORED_FLAGS = ("foreach", "fused", "differentiable", "capturable")
 """They choose torch's implementation, not the result."""
 
@@ -70,6 +71,29 @@ class NumpySgd(Rule):
                 if present[index]:
                     self._step_piece(index, piece, gradient, hyper[self._groups[index]], lr_scale)
 
+    def state(self) -> RuleState:
+        """The momentum of the pieces that have one; see `Rule.state`."""
+        if self._momentum is None:
+            return {}
+        return {
+            f"{index}/{_BUFFER}": self._momentum[piece.offset : piece.offset + piece.numel]
+            for index, piece in enumerate(self._shard.pieces)
+            if self._started[index]
+        }
+
+    def restore(self, state: RuleState) -> None:
+        """Take the momentum that `state` gave; see `Rule.restore`."""
+        pieces = self._shard.pieces
+        found = read_state(state, pieces)
+        for index, arrays in enumerate(found):
+            dtypes = {name: array.dtype for name, array in arrays.items()}
+            if arrays and (dtypes != {_BUFFER: self.values.dtype} or arrays[_BUFFER].shape != (pieces[index].numel,)):
+                self._refuse(f"{dtypes} for piece {index}, need {_BUFFER} in {self.values.dtype}", op="restore")
+        for index, arrays in enumerate(found):
+            if arrays:
+                self._started[index] = True
+                self._buffers()[pieces[index].offset : pieces[index].offset + pieces[index].numel] = arrays[_BUFFER]
+
     def _step_piece(self, index: int, piece: Piece, gradient: RealArray, row: Sequence[float], lr_scale: float) -> None:
         where = slice(piece.offset, piece.offset + piece.numel)
         values, direction, term = self.values[where], self._direction[: piece.numel], self._term[: piece.numel]
@@ -94,9 +118,7 @@ class NumpySgd(Rule):
 
     def _remember(self, index: int, where: slice, momentum: float, dampening: float) -> RealArray:
         """Fold the direction at hand into the piece's momentum and return that."""
-        if self._momentum is None:
-            self._momentum = np.zeros(self._shard.numel, dtype=self._shard.dtype)
-        buffer = self._momentum[where]
+        buffer = self._buffers()[where]
         direction, term = self._direction[: buffer.size], self._term[: buffer.size]
         if self._started[index]:
             buffer *= momentum
@@ -106,6 +128,11 @@ class NumpySgd(Rule):
             np.copyto(buffer, direction)
             self._started[index] = True
         return buffer
+
+    def _buffers(self) -> RealArray:
+        if self._momentum is None:
+            self._momentum = np.zeros(self._shard.numel, dtype=self._shard.dtype)
+        return self._momentum
 
     def _check(self, gradient: RealArray, present: Sequence[bool], hyper: Sequence[Sequence[float]]) -> None:
         shard = self._shard
@@ -120,11 +147,11 @@ class NumpySgd(Rule):
         if not all(math.isfinite(value) for row in hyper for value in row):
             self._refuse(f"options {[list(row) for row in hyper]}, need finite numbers")
 
-    def _refuse(self, got: str) -> None:
+    def _refuse(self, got: str, op: str = "step") -> None:
         raise ProtocolError(
-            f"cannot step shard {self._shard.key}: {got}; run the same script on every rank",
+            f"cannot {op} shard {self._shard.key}: {got}; run the same script on every rank",
             key=self._shard.key,
-            op="step",
+            op=op,
         )
 
 

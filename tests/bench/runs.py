@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from hpcps.report.events import RunEvents, read_run
+
 ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("HPCPS_DATA", ROOT.parent / "shared" / "data"))
+"""Folder of public data sets that the project does not carry: beside the project, or where HPCPS_DATA says."""
 TAIL_LINES = 40
 _RESULT = "result "
 
@@ -67,6 +72,35 @@ def run_program(words: Sequence[str], *, name: str, limit_s: float, log: Path | 
         where = f"; all it printed is in {log}" if log is not None else ""
         raise SystemExit(f"cannot finish run {name}: {problem}{where}")
     return text
+
+
+def run_paced(
+    folder: Path,
+    flags: Sequence[str],
+    *,
+    num_workers: int,
+    num_steps: int,
+    global_batch: int,
+    small: bool = False,
+    limit_s: float = 300.0,
+) -> RunEvents:
+    """Train a small network on one server and some workers whose devices are emulated; the events of the run.
+
+    Args:
+        folder: of the run's events, emptied first; its log lies beside it.
+        flags: of ``hpcps launch``.
+        num_workers: ranks that train.
+        num_steps: full batches.
+        global_batch: samples of one.
+        small: a network of few parameters, for many ranks on few cores.
+        limit_s: longest time.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    arguments = ["--steps", str(num_steps), "--batch", str(global_batch), *(["--small"] if small else [])]
+    flags = [*flags, "--server-num", "1", "--log-dir", str(folder)]
+    words = launch_words(num_workers + 1, flags, ROOT / "tests" / "bench" / "uneven.py", arguments)
+    run_program(words, name=folder.name, limit_s=limit_s, log=folder.with_suffix(".log"))
+    return read_run(folder)
 
 
 def write_result(**values: float) -> None:

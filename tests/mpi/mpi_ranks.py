@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from mpi4py import MPI
 
-from hpcps.comm.channel import Channel, Event
+from hpcps.comm.channel import Channel, Event, Ticket
 from hpcps.comm.layout import Layout, ShardRoom
 from hpcps.comm.start import open_channel
 from hpcps.comm.world import World, open_world
@@ -58,18 +58,33 @@ class Ranks:
         """The first ranks serve."""
         return Roles(servers=tuple(range(num_servers)), workers=tuple(range(num_servers, self.size)))
 
-    def layout(self, num_servers: int, shard_bytes: list[int], *, num_slots: int = 2, num_buffers: int = 3) -> Layout:
-        """Shards dealt to the servers in turn; every frame may have 192 bytes of head."""
+    def layout(
+        self,
+        num_servers: int,
+        shard_bytes: list[int],
+        *,
+        num_slots: int = 2,
+        num_buffers: int = 3,
+        num_rooms: int | None = None,
+    ) -> Layout:
+        """Shards dealt to the servers in turn; every frame may have 192 bytes of head.
+
+        Every server has so many rooms, by default those that its shards need.
+        """
         roles = self.roles(num_servers)
         return Layout(
             servers=roles.servers,
             workers=roles.workers,
             shards=tuple(
-                ShardRoom(server=key % num_servers, num_bytes=size, head_bytes=192)
+                ShardRoom(server=key % num_servers, num_bytes=size, head_bytes=192, room=key // num_servers)
                 for key, size in enumerate(shard_bytes)
             ),
             num_slots=num_slots,
             num_buffers=num_buffers,
+            num_rooms=tuple(
+                len(range(server, len(shard_bytes), num_servers)) if num_rooms is None else num_rooms
+                for server in range(num_servers)
+            ),
         )
 
     def play(self, plane: str, layout: Layout, body: Callable[[Channel], T]) -> T:
@@ -105,6 +120,22 @@ def free_world(world: World) -> None:
     """Give back the communicators of a world that got no channel."""
     world.control.Free()
     world.data.Free()
+
+
+class StandIn:
+    """What a plane needs of the channel to stand alone."""
+
+    rank = 0
+    link_bytes_per_s = 0.0
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.world = World(rank=0, size=1, control=comm, data=comm, ranks=(), library="")
+
+    def barrier(self) -> tuple[()]:
+        return ()
+
+    def finish(self, ticket: Ticket, result: int = 0) -> None:
+        ticket.done = True
 
 
 class Inbox:

@@ -114,7 +114,7 @@ def test_control_message_between_two_workers_is_refused(ranks: Ranks, plane: str
 
     def body(channel: Channel) -> None:
         if ranks.rank == 1:
-            with pytest.raises(ChannelError, match="cannot send a control message from rank 1 to rank 2: both serve"):
+            with pytest.raises(ChannelError, match="cannot send a control message from rank 1 to rank 2: both work"):
                 channel.send(2, b"")
 
     ranks.play(plane, layout, body)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
-from mpi_ranks import DEADLINE_S, Inbox, Ranks, free_world
+from mpi_ranks import DEADLINE_S, Inbox, Ranks, StandIn, free_world
 
 from hpcps.comm import rma, start
 from hpcps.comm.channel import Arrival, Control, Ticket
@@ -174,34 +174,19 @@ def test_control_message_of_an_impossible_length_is_refused(ranks: Ranks, length
     comm.Free()
 
 
-class StandIn:
-    """What a plane needs of the channel to stand alone."""
-
-    rank = 0
-    link_bytes_per_s = 0.0
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self.world = World(rank=0, size=1, control=comm, data=comm, ranks=(), library="")
-
-    def barrier(self) -> tuple[()]:
-        return ()
-
-    def finish(self, ticket: Ticket, result: int = 0) -> None:
-        ticket.done = True
-
-
 @pytest.mark.mpi
 def test_pull_of_an_unknown_key_is_refused(ranks: Ranks) -> None:
     comm = MPI.COMM_SELF.Dup()
     rooms = (ShardRoom(server=0, num_bytes=64, head_bytes=192),)
     plane = P2pPlane(StandIn(comm))  # type: ignore[arg-type]
-    list(plane.open(Layout(servers=(0,), workers=(0,), shards=rooms, num_slots=2, num_buffers=2), Ticket()))
+    layout = Layout(servers=(0,), workers=(0,), shards=rooms, num_slots=2, num_buffers=2, num_rooms=(1,))
+    list(plane.open(layout, Ticket()))
     plane.publish(0, 0, np.zeros(64, np.uint8), Ticket())
     sent = comm.Isend([np.array([7, 0], np.int64), MPI.INT64_T], dest=0, tag=Tag.PULL)
 
     def check() -> None:
         with pytest.raises(
-            ProtocolError, match="a pull from rank 0: got key 7, need one that is published here"
+            ProtocolError, match="a pull from rank 0: got key 7, need one below 1; run the same plan"
         ) as caught:
             while True:
                 plane.look()

@@ -22,11 +22,11 @@ def finish_s(fits: list[CapacityFit], counts: tuple[int, ...]) -> float:
     return max(fit.seconds(count) for fit, count in zip(fits, counts, strict=True))
 
 
-def brute_force_s(fits: list[CapacityFit], total: int, *, low: int, high: int) -> float:
+def brute_force_s(fits: list[CapacityFit], total: int, *, low: list[int], high: list[int]) -> float:
     """Least greatest time over all ways to split."""
-    ways = itertools.product(range(low, high + 1), repeat=len(fits) - 1)
+    ways = itertools.product(*(range(least, most + 1) for least, most in zip(low[:-1], high[:-1], strict=True)))
     splits = ((*way, total - sum(way)) for way in ways)
-    return min(finish_s(fits, split) for split in splits if low <= split[-1] <= high)
+    return min(finish_s(fits, split) for split in splits if low[-1] <= split[-1] <= high[-1])
 
 
 @settings(deadline=None, max_examples=300, derandomize=True)
@@ -35,20 +35,24 @@ def brute_force_s(fits: list[CapacityFit], total: int, *, low: int, high: int) -
     total=st.integers(0, 12),
     min_share=st.integers(0, 3),
     max_share=st.sampled_from([0, 3, 5, 8]),
+    own_caps=st.one_of(st.just([]), st.lists(st.integers(0, 8), min_size=4, max_size=4)),
 )
 def test_shares_equal_the_best_of_all_splits(
-    fits: list[CapacityFit], total: int, min_share: int, max_share: int
+    fits: list[CapacityFit], total: int, min_share: int, max_share: int, own_caps: list[int]
 ) -> None:
     policy = Partition(PartitionConfig(min_share=min_share, max_share=max_share), 0.0)
-    high = max_share or total
-    if high * len(fits) < total:
+    caps = own_caps[: len(fits)]
+    high = [min(cap or total, max_share or total) for cap in caps or [0] * len(fits)]
+    if sum(high) < total:
         with pytest.raises(PlanError, match="cannot place"):
-            policy.decide(fits, total)
+            policy.decide(fits, total, caps=caps)
         return
-    low = min(min_share, total // len(fits))
-    shares = policy.decide(fits, total)
+    low = [min(min_share, most) for most in high]
+    if sum(low) > total:
+        low = [min(total // len(fits), most) for most in high]
+    shares = policy.decide(fits, total, caps=caps)
     assert sum(shares.counts) == total
-    assert all(low <= count <= high for count in shares.counts)
+    assert all(least <= count <= most for least, count, most in zip(low, shares.counts, high, strict=True))
     assert shares.finish_s == finish_s(fits, shares.counts) == brute_force_s(fits, total, low=low, high=high)
 
 
@@ -126,3 +130,21 @@ def test_warm_up_shows_every_worker_two_sizes(num_workers: int, per_worker: int,
     for worker in range(num_workers):
         sizes = {counts[worker] for counts in seen}
         assert max(sizes) - min(sizes) >= 0.2 * max(sizes)
+
+
+@settings(deadline=None, max_examples=200, derandomize=True)
+@given(
+    caps=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    total=st.integers(0, 200),
+    step=st.integers(0, 50),
+    max_share=st.sampled_from([0, 20]),
+)
+def test_warm_up_shares_keep_every_cap(caps: list[int], total: int, step: int, max_share: int) -> None:
+    high = [min(cap or total, max_share or total) for cap in caps]
+    if sum(high) < total:
+        with pytest.raises(PlanError, match="cannot place"):
+            warmup_shares(total, len(caps), step, max_share=max_share, caps=caps)
+        return
+    counts = warmup_shares(total, len(caps), step, max_share=max_share, caps=caps)
+    assert sum(counts) == total
+    assert all(0 <= count <= most for count, most in zip(counts, high, strict=True))

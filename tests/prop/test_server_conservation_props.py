@@ -1,4 +1,7 @@
-"""The server loses and repeats no push: random groups, weights, delays, duplicates, overtaking and ends of data."""
+"""The server loses and repeats no push: random groups, weights, delays, duplicates, overtaking and ends of data.
+
+So do guard levels that change at any moment, and frames that are found waiting.
+"""
 
 from __future__ import annotations
 
@@ -116,9 +119,18 @@ class Account:
     deadline=st.sampled_from(["mad", "fixed"]),
     decay=st.sampled_from(["none", "inverse"]),
     cap=st.sampled_from([0, 2]),
+    levels=st.lists(st.integers(0, 3), max_size=4),
 )
 def test_every_push_is_added_once_or_refused_with_a_reason(
-    seed: int, clocks_of: list[int], second: list[int], keys: int, quorum: float, deadline: str, decay: str, cap: int
+    seed: int,
+    clocks_of: list[int],
+    second: list[int],
+    keys: int,
+    quorum: float,
+    deadline: str,
+    decay: str,
+    cap: int,
+    levels: list[int],
 ) -> None:
     shards = [Shard(key=key, server=0, dtype="float32", begin=4 * key, numel=4, pieces=()) for key in range(keys)]
     protocol = ServerProtocol(
@@ -137,12 +149,16 @@ def test_every_push_is_added_once_or_refused_with_a_reason(
         phases.append((second, clocks_of[0] + 1, 1))
     sent: dict[tuple[int, int, int, int], float] = {}
     now_s, num_repeats = 0.0, 0
+    rng = random.Random(seed)
     for counts, since, generation in phases:
         # the rules of workers: a new grouping begins when all pushes of the old one are settled
         for event in traffic(seed + generation, clocks_of=counts, since=since, generation=generation, keys=keys):
             now_s = max(now_s, 100.0 * generation + event.at)
             while protocol.next_deadline_s is not None and protocol.next_deadline_s <= now_s:
                 account.take(protocol.on_timer(now_s=protocol.next_deadline_s))
+            protocol.num_queued = rng.choice([0, 0, 2])
+            if levels and rng.random() < 0.3:
+                account.take(protocol.set_guard(rng.choice(levels), now_s=now_s))
             if isinstance(event, End):
                 actions = protocol.on_end_of_data(event.group, event.clock, generation=event.generation, now_s=now_s)
             else:
@@ -151,6 +167,9 @@ def test_every_push_is_added_once_or_refused_with_a_reason(
                 num_repeats += event.repeat
                 actions = protocol.on_push(frame, frame, now_s=now_s)
             account.take(actions)
+            protocol.num_queued = 0
+    while protocol.next_deadline_s is not None:
+        account.take(protocol.on_timer(now_s=protocol.next_deadline_s))
     assert all(reason for _, reason in account.refused)
     dropped = {
         (frame.generation, frame.key, frame.group, frame.clock): frame.weight

@@ -83,6 +83,11 @@ def test_every_flag_sets_its_setting() -> None:
     assert (config.emulate.speeds, config.emulate.sample_s) == ((3.0, 2.0, 1.0, 1.0), 0.5)
     assert (config.capacity.prior, config.comm.mode, config.log.dir) == ((2.0, 1.0), "p2p", "runs")
     assert config.window.mad_k == 2.0
+    emulate = request(
+        "--emulate-script 300:0=1,400:s1=25e6 --emulate-server-bytes-per-s 1e8:25e6 --set emulate.link_bytes_per_s=5"
+    ).resolved.config.emulate
+    assert (emulate.script, emulate.server_bytes_per_s) == (("300:0=1", "400:s1=25e6"), (1e8, 25e6))
+    assert request("--emulate-trace times.txt").resolved.config.emulate.trace == "times.txt"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +13,7 @@ from hpcps.comm.actor import Operation
 from hpcps.comm.channel import Bytes, Counters, Slot, Ticket
 from hpcps.comm.layout import Layout, ShardRoom
 from hpcps.comm.link import Throttle
-from hpcps.comm.plane import Plane
+from hpcps.comm.plane import Place, Plane
 
 NOTHING = np.zeros(0, np.uint8)
 
@@ -24,8 +24,8 @@ class Channel(SimpleNamespace):
     def __init__(self, link_bytes_per_s: float) -> None:
         super().__init__(counters=Counters(), rank=9, link_bytes_per_s=link_bytes_per_s)
 
-    def finish(self, ticket: Ticket) -> None:
-        ticket.done = True
+    def finish(self, ticket: Ticket, result: int = 0) -> None:
+        ticket.result, ticket.done = result, True
 
 
 class RecordingPlane(Plane):
@@ -38,10 +38,18 @@ class RecordingPlane(Plane):
         self.sent: list[tuple[int, int, int, bytes]] = []
         self.credits: dict[tuple[int, int], int] = {}
         self.held: set[tuple[int, int]] = set()
+        self.reads: list[tuple[int, int, int, int]] = []
+        self.newest: dict[tuple[int, int], int] = {}
+        """What the test put into the rooms of the servers."""
         self.num_asked = 0
-        room = ShardRoom(server=0, num_bytes=8, head_bytes=64)
-        servers = tuple(range(num_servers))
-        layout = Layout(servers=servers, workers=(num_servers,), shards=(room,), num_slots=num_slots, num_buffers=2)
+        layout = Layout(
+            servers=tuple(range(num_servers)),
+            workers=(num_servers,),
+            shards=(ShardRoom(server=0, num_bytes=8, head_bytes=64),),
+            num_slots=num_slots,
+            num_buffers=2,
+            num_rooms=(1,) + (0,) * (num_servers - 1),
+        )
         list(self.open(layout, Ticket()))
 
     def open(self, layout: Layout, ticket: Ticket) -> Operation:
@@ -54,8 +62,13 @@ class RecordingPlane(Plane):
     def look(self) -> bool:
         return False
 
-    def pull(self, key: int, version: int, out: Bytes, ticket: Ticket) -> Operation:
+    def empty_outbox(self) -> bool:
+        return False
+
+    def read(self, key: int, place: Place, version: int, out: Bytes) -> Generator[bool, None, int]:
+        self.reads.append((key, place.server, place.room, version))
         yield True
+        return self.newest.get((place.server, place.room), -1)
 
     def acked(self, server: int, slot: int) -> int:
         self.num_asked += 1
@@ -128,6 +141,38 @@ def test_a_ticket_is_done_when_its_payload_is_free() -> None:
     plane.held.clear()
     assert turns(active) == []
     assert tickets[0].done
+
+
+def test_a_pull_that_meets_a_shard_that_has_left_waits_for_its_route() -> None:
+    plane = RecordingPlane(num_servers=3, num_slots=2)
+    ticket = Ticket()
+    active = turns([plane.pull(0, 4, NOTHING, ticket)])
+    for _ in range(5):
+        active = turns(active)
+    assert plane.reads == [(0, 0, 0, 4)], "no more reads until there is a route"
+
+    plane.reroute(0, 2, 1)
+    for _ in range(3):
+        active = turns(active)
+    assert plane.reads[1:] == [(0, 2, 1, 4)], "it has left again"
+
+    plane.newest[0, 0] = 6
+    plane.reroute(0, 0, 0)
+    assert turns(turns(active)) == []
+    assert plane.reads[2:] == [(0, 0, 0, 4)]
+    assert (ticket.done, ticket.result) == (True, 6)
+
+
+def test_a_route_that_comes_during_a_read_is_not_missed() -> None:
+    """Also where it names the same room, to which the shard has come back."""
+    plane = RecordingPlane(num_servers=1, num_slots=2)
+    ticket = Ticket()
+    active = turns([plane.pull(0, 4, NOTHING, ticket)])
+    plane.reroute(0, 0, 0)
+    active = turns(active)
+    plane.newest[0, 0] = 4
+    assert turns(turns(active)) == []
+    assert (ticket.result, len(plane.reads)) == (4, 2)
 
 
 def test_what_a_link_carried_is_counted_with_all_that_a_push_puts() -> None:

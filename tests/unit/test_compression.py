@@ -9,7 +9,7 @@ from ranks import Outcome, run_ranks
 
 import hpcps
 import hpcps.torch as ht
-from hpcps.comm.channel import Arrival
+from hpcps.comm.channel import Bytes, Slot
 from hpcps.comm.link import LinkUse
 from hpcps.comm.loopback import Faults, LoopbackChannel
 from hpcps.config import CommConfig, CompressionConfig, EmulateConfig, RunConfig, StalenessConfig, WindowConfig
@@ -202,14 +202,13 @@ def train_mixed(job: Job) -> None:
 def arrivals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PushHeader, int]]:
     """Header and bytes of every frame that servers take."""
     found: list[tuple[PushHeader, int]] = []
-    take = ServerLoop._on_arrival
+    take = ServerLoop._on_frame
 
-    def note(self: ServerLoop, arrival: Arrival) -> None:
-        header = PushHeader.unpack(arrival.head[:HEADER_BYTES])
-        found.append((header, len(arrival.head) + arrival.payload.size))
-        take(self, arrival)
+    def note(self: ServerLoop, head: bytes, payload: Bytes, slot: Slot | None) -> None:
+        found.append((PushHeader.unpack(head[:HEADER_BYTES]), len(head) + payload.size))
+        take(self, head, payload, slot)
 
-    monkeypatch.setattr(ServerLoop, "_on_arrival", note)
+    monkeypatch.setattr(ServerLoop, "_on_frame", note)
     return found
 
 

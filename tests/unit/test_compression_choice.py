@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -201,3 +202,30 @@ def test_a_pinned_codec_holds_whatever_was_under_way(monkeypatch: pytest.MonkeyP
     for _ in range(10):
         bench.step([shard(0)], plain_s=0.010, encoded_s=0.006)
     assert bench.facts[-1].link.trusted, "pinned steps do not age what is known of the link"
+
+
+def test_a_shard_on_another_server_is_chosen_for_by_that_servers_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is owed stays; how long exchanges took with the old server says nothing of the new one."""
+    bench = Bench(monkeypatch, bytes_per_s=200e6)
+    for _ in range(30):
+        bench.step([shard(0), shard(1)], plain_s=0.010, encoded_s=0.006)
+    state = bench.compression._states[0]
+    owed = state.encoder.feedback._residual
+    assert owed is not None
+    assert np.abs(owed).max() > 0
+    owed = owed.copy()
+    moved = dataclasses.replace(shard(0), server=1)
+    bench.compression.reroute(moved)
+    bench.compression.reroute(dataclasses.replace(shard(9), server=2))  # pushed by another worker
+    assert np.array_equal(owed, state.encoder.feedback._residual)  # type: ignore[arg-type]
+    num_choices = len(bench.facts)
+    bench.compression.on_decode_costs(DecodeCosts(server=1, codecs=[int(Codec.FP16)], elem_s=[5e-9]))
+    for _ in range(4):
+        bench.step([moved, shard(1)], plain_s=0.010, encoded_s=0.006)
+    assert len(bench.facts) == num_choices, "five exchanges with the new server come first"
+    for _ in range(6):
+        bench.step([moved, shard(1)], plain_s=0.010, encoded_s=0.006)
+    facts = bench.facts[num_choices]
+    assert facts.measured_before_s is None
+    [cost] = [cost for cost in facts.costs if cost.spec == FP16]
+    assert cost.decode_s == pytest.approx(5e-9 * NUMEL)

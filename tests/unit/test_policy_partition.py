@@ -156,3 +156,76 @@ def test_ideal_speed_up_is_mean_over_least_speed() -> None:
     assert ideal_speedup(fits_of(2, 2, 2, 1, 1, 1), 18) == pytest.approx(1.5)
     assert ideal_speedup(fits_of(1, 1), 10) == pytest.approx(1.0)
     assert ideal_speedup(fits_of(3, 1), 8, config=PartitionConfig(max_share=5)) == pytest.approx(4 / 3)
+
+
+# speeds, total, cap for all, caps of each, counts
+CAPPED = [
+    ((3, 2, 1, 1), 70, 0, (20, 0, 0, 0), (20, 26, 12, 12)),
+    ((3, 2, 1, 1), 70, 0, (0, 0, 0, 5), (33, 22, 10, 5)),
+    ((1, 1, 1), 9, 4, (2, 0, 9), (2, 4, 3)),
+    ((1, 1), 10, 0, (5, 5), (5, 5)),
+    ((5, 1), 3, 0, (1, 0), (1, 2)),
+]
+
+
+@pytest.mark.parametrize(("speeds", "total", "max_share", "caps", "counts"), CAPPED)
+def test_caps_of_each_worker(
+    speeds: tuple[float, ...], total: int, max_share: int, caps: tuple[int, ...], counts: tuple[int, ...]
+) -> None:
+    assert partition(max_share=max_share).decide(fits_of(*speeds), total, caps=caps).counts == counts
+
+
+def test_a_cap_below_the_minimum_wins() -> None:
+    assert partition(min_share=4).decide(fits_of(1, 1, 1), 12, caps=(2, 0, 0)).counts == (2, 5, 5)
+    shares = partition(min_share=4).decide(fits_of(1, 1, 1), 8, caps=(2, 0, 0))
+    assert shares.counts == (2, 3, 3)
+    assert "minimum lowered from 4 to 2: 8 samples, 3 workers" in shares.reason
+
+
+def test_caps_of_each_that_hold_too_little_are_refused_with_caps_and_need() -> None:
+    with pytest.raises(
+        PlanError,
+        match=r"cannot place 13 samples on 3 workers: caps of 4, 6, 2 samples hold 12, need 13; raise"
+        r" partition.max_share or partition.caps or lower the global batch",
+    ):
+        partition(max_share=6).decide(fits_of(1, 1, 1), 13, caps=(4, 0, 2))
+    with pytest.raises(PlanError, match=r"caps of 1, 1, 1, 1, 1, 1, 1, 1, \.\.\. samples hold 11, need 99"):
+        partition().decide(fits_of(*[1] * 10), 99, caps=(*[1] * 9, 2))
+    with pytest.raises(PlanError, match=r"cannot use caps of shares: got 2, need 3 \(one a worker\)"):
+        partition().decide(fits_of(1, 1, 1), 13, caps=(4, 0))
+
+
+def test_present_shares_above_a_cap_are_not_kept() -> None:
+    shares = partition().decide(fits_of(1, 1), 20, current=(10, 10), caps=(9, 0))
+    assert shares.counts == (9, 11)
+    assert "leave the bounds" in shares.reason
+
+
+def test_shares_tell_the_best_and_the_equal_time() -> None:
+    shares = partition(dead_band_frac=0.5).decide(fits_of(3, 1), 40, current=(20, 20), caps=(28, 0))
+    assert (shares.finish_s, shares.best_s, shares.equal_s) == (20.0, 12.0, 20.0)
+    assert shares.speedup == pytest.approx(20 / 12)
+    assert partition().decide(fits_of(3, 1), 0).speedup == 1.0
+    assert ideal_speedup(fits_of(3, 1), 40, caps=(28, 0)) == pytest.approx(20 / 12)
+
+
+# total, caps of each, shares of steps 0 and 1
+WARMUP_CAPS = [
+    ((16, 4), (2, 0, 0, 0), [(2, 5, 6, 3), (1, 6, 4, 5)]),
+    ((16, 4), (4, 0, 0, 0), [(4, 4, 5, 3), (3, 5, 3, 5)]),
+    ((16, 2), (8, 8), [(8, 8), (8, 8)]),
+    ((5, 3), (1, 0, 0), [(1, 2, 2), (1, 2, 2)]),
+    ((4, 3), (0, 0, 0), [(2, 1, 1), (1, 1, 2)]),
+]
+
+
+@pytest.mark.parametrize(("request_", "caps", "expected"), WARMUP_CAPS)
+def test_warm_up_keeps_the_caps_of_each(
+    request_: tuple[int, int], caps: tuple[int, ...], expected: list[tuple[int, ...]]
+) -> None:
+    assert [warmup_shares(*request_, step, caps=caps) for step in range(2)] == expected
+
+
+def test_a_warm_up_that_no_cap_holds_is_refused() -> None:
+    with pytest.raises(PlanError, match="cannot place 16 samples on 2 workers: caps of 3, 4 samples hold 7, need 16"):
+        warmup_shares(16, 2, 0, caps=(3, 4))

@@ -49,21 +49,24 @@ def test_a_notice_of_an_unknown_shard_is_refused(key: int) -> None:
     assert (caught.value.rank, caught.value.key) == (3, key)
 
 
-# kind, generation of the push, advance before it; expected clock, since_clock, base_version
+# kind, generation of the push, clock at which it begins if it is the first; expected clock, since_clock, base_version
 HEADERS = [
-    (Kind.INIT, 0, False, 0, 1, 0),
-    (Kind.GRADIENT, 0, True, 1, 1, 0),
-    (Kind.GRADIENT, 0, True, 2, 1, 2),
-    (Kind.GRADIENT, 1, True, 3, 3, 3),
-    (Kind.GRADIENT, 1, True, 4, 3, 4),
-    (Kind.GRADIENT, 3, True, 5, 5, 5),
+    (Kind.INIT, 0, None, 0, 1, 0),
+    (Kind.GRADIENT, 0, None, 1, 1, 0),
+    (Kind.GRADIENT, 0, None, 2, 1, 2),
+    (Kind.GRADIENT, 1, 2, 3, 3, 3),
+    (Kind.GRADIENT, 1, None, 4, 3, 4),
+    (Kind.GRADIENT, 3, 9, 10, 10, 5),
 ]
 
 
 def test_headers_carry_clock_version_and_where_the_generation_began() -> None:
     worker = WorkerProtocol(3, num_keys=3)
-    for kind, generation, advance, clock, since_clock, base_version in HEADERS:
-        if advance:
+    for kind, generation, largest_clock, clock, since_clock, base_version in HEADERS:
+        if largest_clock is not None:
+            worker.on_regroup(largest_clock)
+            assert worker.settled_through(largest_clock), "all workers have flushed"
+        if kind is not Kind.INIT:
             assert worker.advance() == clock
         if base_version:
             worker.on_pulled(1, version=base_version)

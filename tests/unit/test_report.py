@@ -10,8 +10,21 @@ from typing import Any
 
 import pytest
 
+from hpcps.config import SpeedChange
 from hpcps.errors import ConfigError, DataError, NotBuiltError
-from hpcps.report.events import CapacityEvent, GroupingEvent, RunEvent, SharesEvent, StepEvent, SummaryEvent, read_run
+from hpcps.report.events import (
+    CapacityEvent,
+    ChangeEvent,
+    CostsEvent,
+    GroupingEvent,
+    GuardEvent,
+    MovedEvent,
+    RunEvent,
+    SharesEvent,
+    StepEvent,
+    SummaryEvent,
+    read_run,
+)
 from hpcps.report.figures import StepTimesPanel, draw_step_times
 from hpcps.report.summary import (
     SETTLE_STEPS,
@@ -71,7 +84,8 @@ def balanced_run(folder: Path) -> None:
 
 
 def test_every_event_is_read_into_its_type(tmp_path: Path) -> None:
-    config = {"sync_mode": "hybrid", "heterogeneous": True, "emulate": {"speeds": [3, 1], "sample_s": 0.001}}
+    emulate = {"speeds": [3, 1], "sample_s": 0.001, "script": ["300:0=1"]}
+    config = {"sync_mode": "hybrid", "heterogeneous": True, "emulate": emulate}
     write(tmp_path, 0, [
         {"event": "run", "config": config},
         {"event": "grouping", "t_s": 2.0, "generation": 1, "groups": [[1, 2], [3]], "reason": "like speeds"},
@@ -84,7 +98,8 @@ def test_every_event_is_read_into_its_type(tmp_path: Path) -> None:
         step(1, 0.4, 0.2, 7), step(0, 0.2, 0.2, 9), {"event": "summary", "test_auc": 0.8, "note": "words"},
     ])  # fmt: skip
     run = read_run(tmp_path)
-    assert run.runs == (RunEvent(sync_mode="hybrid", heterogeneous=True, speeds=(3.0, 1.0)),)
+    changes = (SpeedChange(step=300, is_server=False, index=0, speed=1.0),)
+    assert run.runs == (RunEvent(sync_mode="hybrid", heterogeneous=True, speeds=(3.0, 1.0), changes=changes),)
     assert run.groupings == (GroupingEvent(t_s=2.0, generation=1, groups=((1, 2), (3,)), reason="like speeds"),)
     assert run.capacities == (CapacityEvent(t_s=1.5, workers=(1, 2), fixed_s=(0.0, 0.01), per_sample_s=(0.001, 0.002)),)
     assert run.shares == (SharesEvent(t_s=1.0, step=0, counts=(96, 32), workers=(1, 2), reason="fit"),)
@@ -105,6 +120,28 @@ def test_every_event_is_read_into_its_type(tmp_path: Path) -> None:
     )
     assert run.summaries == (SummaryEvent(rank=1, values=(("test_auc", 0.8),)),)
     assert [(server.num_pushes, server.staleness_max) for server in run.servers] == [(8, 2.0)]
+
+
+def test_what_a_run_adapted_is_read(tmp_path: Path) -> None:
+    moves = {"look": 3, "keys": [4, 6], "sources": [1, 1], "servers": [0, 0], "num_bytes": 8, "stuck": [5]}
+    write(tmp_path, 0, [
+        {"event": "change", "worker": 2, "ratio": 3.0, "cpu_wait_frac": 0.5, "steps": 4, "reason": "3 x"},
+        {"event": "costs", "weights": [0.5, 2], "error": 0.1, "reason": "fit"},
+        {"event": "route", **moves, "reason": "server 1 is slow"},
+        {"event": "moved", "epoch": 1, "key": 4, "server": 0, "num_bytes": 4, "seconds": 0.25},
+        {"event": "guard", "step": 90, "level": 1, "before": 0, "loss": 2.0, "reason": "loss rose"},
+        {**counters(8, 0.5, 2), "pushed_weight": 64.0, "num_relayed": 3},
+        {"event": "grouping", "generation": 2, "groups": [[1], [2]], "reason": "two", "samples_per_s": 9.5},
+    ])  # fmt: skip
+    run = read_run(tmp_path)
+    assert run.changes == (ChangeEvent(t_s=0.0, worker=2, ratio=3.0, cpu_wait_frac=0.5, steps=4, reason="3 x"),)
+    assert run.costs == (CostsEvent(t_s=0.0, weights=(0.5, 2.0), error=0.1, reason="fit"),)
+    assert [(route.look, route.keys, route.servers, route.stuck) for route in run.routes] == [(3, (4, 6), (0, 0), (5,))]
+    assert run.moves == (MovedEvent(t_s=0.0, epoch=1, key=4, server=0, num_bytes=4, seconds=0.25),)
+    assert run.guards == (GuardEvent(t_s=0.0, step=90, level=1, before=0, reason="loss rose"),)
+    (server,) = run.servers
+    assert (server.pushed_weight, server.applied_weight, server.num_relayed) == (64.0, 0.0, 3)
+    assert (run.groupings[0].before_samples_per_s, run.groupings[0].samples_per_s) == (0.0, 9.5)
 
 
 SETTINGS = "the run's settings with their section emulate"
@@ -129,6 +166,7 @@ GOOD = {"v": 2, "t_s": 1.0, "rank": 1, "role": "worker"}
         (json.dumps({**GOOD, "event": 3}), "event = 3", "a string"),
         (json.dumps({**GOOD, "event": "run", "config": {}}), "config = {}", SETTINGS),
         (json.dumps({**GOOD, "event": "summary", "auc": None}), "auc = None", "a finite number"),
+        (json.dumps({**GOOD, **counters(1, 0, 0), "num_moves": -1}), "num_moves = -1", "a whole number, 0 or more"),
     ],
 )  # fmt: skip
 def test_a_bad_line_is_an_error_with_file_and_line(tmp_path: Path, line: str, got: str, need: str) -> None:
@@ -144,6 +182,14 @@ def test_heterogeneous_must_be_true_or_false(tmp_path: Path) -> None:
     config = {"sync_mode": "sync", "heterogeneous": "yes", "emulate": {"speeds": []}}
     write(tmp_path, 1, [{"event": "run", "config": config}])
     with pytest.raises(DataError, match="got heterogeneous = 'yes', need true or false"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("script", [["300:0"], [3], 5])
+def test_a_script_of_speeds_must_be_one(tmp_path: Path, script: object) -> None:
+    config = {"sync_mode": "sync", "heterogeneous": True, "emulate": {"speeds": [], "script": script}}
+    write(tmp_path, 1, [{"event": "run", "config": config}])
+    with pytest.raises(DataError, match=r"got emulate.script = .*, need changes such as 300:0=1; remove the line"):
         read_run(tmp_path)
 
 
