@@ -44,7 +44,7 @@ def alarms(ratios: Floats) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize("kind", ["gaussian", "lognormal", "stalls"])
 def test_ten_thousand_steps_of_noise_are_no_change(kind: str) -> None:
-    """The policy's docstring has the odds: about one in a thousand runs with stalls, far less without."""
+    """The policy's constants say the odds: one in four hundred such runs with stalls, far less without."""
     found = {seed: alarms(noise(kind, np.random.default_rng((7, seed)), WARMUP + NUM_STEPS)) for seed in range(16)}
     assert {seed: steps for seed, steps in found.items() if steps} == {}
 
