@@ -25,7 +25,7 @@ INSTALLED := $(VENV)/.installed
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # the rooms that decide and compute without MPI, torch or a network
 PURE := hpcps/errors.py,hpcps/units.py,hpcps/config.py,hpcps/cluster.py,hpcps/plan.py,hpcps/policy/*,hpcps/protocol/*
-COVERAGE_MIN := 90
+COVERAGE_MIN := 99
 export PYTHON VENV MPI_DIR FUZZ_SECONDS
 
 .PHONY: help venv demo test test-pure test-mpi test-launch test-net sanitize asan tsan fuzz bench bench-codecs bench-chooser bench-quality bench-adaptive gpu-compile gpu-check bench-idle lint format type build native examples clean .mpi/openmpi .mpi/mpich
