@@ -61,7 +61,9 @@ class CapacityConfig:
     drop_steps: int = _field(2, "first steps that are not timed at all, at least 1")
     interval_steps: int = _field(100, "steps between two regular refits, at least 1")
     dead_band_frac: float = _field(0.05, "smaller changes of shares are not made, 0 to 1")
-    change_frac: float = _field(0.15, "step time off by more than this is a change point, above 0")
+    change_frac: float = _field(
+        0.15, "step time off by more than this is told as a change; smaller ones are followed in silence"
+    )
     history_steps: int = _field(64, "timed steps kept for each worker, at least 20; warmup_steps if that is more")
     prior: tuple[float, ...] = _field((), "relative speeds by worker, in rank order; empty: unknown")
     follow: bool = _field(True, "shares follow speeds while it runs; off: they stay as the warm-up found them")
@@ -125,7 +127,9 @@ class RoutingConfig:
     spare_frac: float = _field(
         1.0, "room on each server for shards of others, as part of an even share; 0: shards cannot move"
     )
-    servers: tuple[int, ...] = _field((), "numbers of the servers that hold shards at first, from 0; empty: all")
+    servers: tuple[int, ...] = _field(
+        (), "numbers of the servers that hold shards until job.use_servers says otherwise; empty: all"
+    )
 
     def __post_init__(self) -> None:
         _need(self.interval_steps >= 1, "routing.interval_steps", self.interval_steps, "at least 1", "raise it")

@@ -107,7 +107,7 @@ class Coordinator:
         loader = self._loaders[request.loader]
         pass_ = loader.enter(request.rank, request.epoch, num_workers=len(self._workers))
         if loader.trains:
-            self._regrouping.enter(request.rank, pass_, batches_per_step=request.batches_per_step)
+            self._regrouping.enter(request.rank, pass_, batches_per_step=request.batches_per_step, held=request.held)
             if self._regrouping.consider(lambda: self._facts(loader), measured=self._speeds.measured):
                 self._share_out(loader)
             if request.leaves:
@@ -341,6 +341,8 @@ class Coordinator:
 
     def _terms(self, loader: Loader, counts: dict[int, int]) -> CostTerms | None:
         """By what the members of a group find their own samples of a batch, where samples have costs."""
+        if not loader.costs:
+            return None
         places = [self._workers.index(rank) for rank in counts]
         fitted = len(places) > 1 and loader.trains and self._config.heterogeneous and self._speeds.known
         fits = self._speeds.fits if fitted else []

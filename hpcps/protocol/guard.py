@@ -80,6 +80,8 @@ class Guard:
             if name == self._config.guard.loss_name:
                 self._loss_sum += total
                 self._loss_weight += weight
+        if self._steps[request.rank] < self._next_look:
+            return None
         step = statistics.median_low(self._steps.values())
         if step < self._next_look:
             return None

@@ -59,6 +59,10 @@ class Regrouping:
         self._told = dict.fromkeys(workers, 0)
         """Generation of each worker's last order."""
         self._batches_per_step = 1
+        self._ahead = config.data.prefetch_steps
+        """Orders that a worker may have beyond the batch that its script is at."""
+        self._groups_before = 1
+        """Groups of the grouping before the newest."""
 
     @property
     def grouping(self) -> Grouping:
@@ -79,18 +83,20 @@ class Regrouping:
             unmeasured = dataclasses.replace(self._first(facts()), samples_per_s=0.0, before_samples_per_s=0.0)
             self._take(unmeasured, number=0, bases={})
 
-    def enter(self, rank: int, pass_: Pass, *, batches_per_step: int = 1) -> None:
+    def enter(self, rank: int, pass_: Pass, *, batches_per_step: int = 1, held: int = 0) -> None:
         """A worker asks for a batch of a pass.
 
         Args:
             rank: the worker.
             pass_: the pass; numbered here.
             batches_per_step: most batches that its script made one step of.
+            held: batches that its loading processes take ahead.
 
         Raises:
             DataError: it reads two loaders at once while groups are still to be found.
         """
         self._batches_per_step = max(self._batches_per_step, batches_per_step)
+        self._ahead = max(self._ahead, self._config.data.prefetch_steps + held)
         if pass_.number < 0:
             pass_.number = max(self._stands.values()) + 1
             self._passes[pass_.number] = pass_
@@ -133,8 +139,21 @@ class Regrouping:
         return known != generation
 
     def on_barrier(self, rank: int) -> None:
-        """A worker waits for the others; within a pass, groups of different pace could then wait for each other."""
-        if rank in self._inside and len(self.grouping.groups) > 1:
+        """A worker waits for the others; within a pass, groups of different pace could then wait for each other.
+
+        Raises:
+            DataError: some worker may still be on its way to the newest grouping, where all wait for all.
+        """
+        if rank not in self._inside:
+            return
+        if self._groups_before > 1 and min(self._given.values()) <= self._ahead:
+            raise DataError(
+                f"cannot wait at a barrier within an epoch at rank {rank}: the workers are about to change groups, and"
+                " would wait for each other; call job.barrier() between epochs, or set grouping.regroup and"
+                " guard.enabled off",
+                rank=rank,
+            )
+        if len(self.grouping.groups) > 1:
             self._fix("workers meet at barriers within an epoch")
 
     def on_speeds(self) -> None:
@@ -196,6 +215,7 @@ class Regrouping:
             self._decision = dataclasses.replace(decision, grouping=self.grouping)
             return
         self._decision = decision
+        self._groups_before = len(self.grouping.groups)
         self._generations.append(Generation(decision.grouping, number, dict(bases)))
         self._given = dict.fromkeys(self._given, 0)
         self._report(

@@ -211,12 +211,15 @@ class Speeds:
     def restart_units(self, steps: Mapping[int, Sequence[TimedStep]]) -> None:
         """The unit of work is another now: put the same steps in their new unit in place of those known so far.
 
-        A mean sample is one unit before and after, so a line that cannot be fitted anew stays nearly right.
+        A mean sample is one unit before and after, so a line that cannot be fitted anew stays nearly right; so does one
+        that is to stay.
 
         Args:
             steps: the last steps of each worker, oldest first; those since its last change count.
         """
         for rank, worker in self._workers.items():
+            if not self._config.follow and rank not in self._unmeasured:
+                continue
             since = list(steps[rank])[-len(worker.history) :] if worker.history else []
             worker.history.clear()
             worker.history.extend(since)

@@ -222,7 +222,9 @@ class Job:
 
     def take_order(self, pass_: LoaderPass) -> Order:
         """Wait for the next order of an epoch."""
+        began_s = time.monotonic()
         order = self.client.order(pass_.loader, pass_.epoch, pass_.taken)
+        pass_.waited_s += time.monotonic() - began_s
         pass_.taken += 1
         if order.end:
             pass_.last = pass_.last or order

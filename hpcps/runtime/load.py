@@ -158,6 +158,7 @@ class LoadMeter:
                 self._version = version
                 self._clear()
             return None
+        self._version = min(self._version, version)  # the newest shard may have left
         if version < self._version + self._interval_steps:
             return None
         held = sorted(keys)

@@ -71,6 +71,11 @@ class Migration:
         """The server that got a shard from here, None for a shard that this server holds or never had."""
         return self._targets.get(key)
 
+    @property
+    def sending_on(self) -> bool:
+        """True while slots hold frames that are being sent on."""
+        return bool(self._leaving)
+
     def give(self, move: Move, *, began_s: float) -> None:
         """Give a shard away, and send on what waits for it.
 

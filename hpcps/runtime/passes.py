@@ -53,6 +53,8 @@ class LoaderPass:
     """Batches asked for."""
     taken: int = 0
     """Orders that the loader took."""
+    waited_s: float = 0.0
+    """Seconds for which it waited for them."""
     given: int = 0
     """Batches that the script got, and steps made without it."""
     done: int = 0

@@ -53,6 +53,9 @@ logger = logging.getLogger(__name__)
 MakeRule: TypeAlias = Callable[[Shard, RuleSpec, Sequence[TensorSpec]], Rule]
 """Makes the optimizer of a shard."""
 
+_SLOT_S = 0.002
+"""Longest sleep while frames are being sent on from their slots: no news tells that one has left."""
+
 _IDLE_S = 1.0
 """Longest sleep of a server without a deadline; news wakes it at once."""
 
@@ -120,6 +123,8 @@ class ServerLoop:
             wait_s = _IDLE_S if deadline_s is None else min(_IDLE_S, max(0.0, deadline_s - self._clock()))
             if self._coordination is not None:
                 wait_s = min(wait_s, self._coordination.idle())
+            if self._plane is not None and self._plane.migration.sending_on:
+                wait_s = min(wait_s, _SLOT_S)
             if not self.finished:
                 self._channel.wait_events(wait_s)
         self.close()
@@ -139,14 +144,14 @@ class ServerLoop:
         """Take in everything that has come; True if there was anything to do."""
         self._meter.turn_began()
         events = self._channel.take()
-        queue = sum(isinstance(event, Arrival) for event in events)
+        queue = sum(isinstance(event, (Arrival, Parcel)) for event in events)
         self.stats.queue_max = max(self.stats.queue_max, queue)
         self._meter.queued(queue)
         for event in events:
+            queue -= isinstance(event, (Arrival, Parcel))
+            if self._plane is not None:
+                self._plane.protocol.num_queued = queue
             if isinstance(event, Arrival):
-                queue -= 1
-                if self._plane is not None:
-                    self._plane.protocol.num_queued = queue
                 self._on_frame(event.head, event.payload, event.slot)
             elif isinstance(event, Parcel):
                 self._on_parcel(event)
@@ -338,7 +343,13 @@ class ServerLoop:
             self._on_frame(head, parcel.body, None)
             return
         plane = self._plane
-        assert plane is not None  # a coordinator that sends shards about has opened the data plane, on all ranks
+        if plane is None:
+            raise ProtocolError(
+                f"cannot take a shard from rank {parcel.source}: rank {self._channel.rank} has no plan yet;"
+                " run the same hpcps on every rank",
+                rank=self._channel.rank,
+                op="move",
+            )
         moved, actions = plane.migration.take(head, parcel.body, began_s=began_s)
         self._carry_out(actions)
         self._tell_coordinator(moved)

@@ -85,6 +85,8 @@ class _ShardState:
     shard: Shard
     rule: Rule
     total: Accumulator
+    version: int = -1
+    """The one published last."""
     publication: Ticket | None = None
     pending: list[Frame] = field(default_factory=list)
     """Frames whose payloads the accumulator still refers to."""
@@ -138,8 +140,8 @@ class ShardStore:
 
     @property
     def newest(self) -> int:
-        """Newest version that was published while there were shards here, -1 without a shard."""
-        return self._newest if self._states else -1
+        """Newest version of any shard that is here, -1 for none."""
+        return self._newest
 
     def totals(self, codec: str) -> list[Accumulator]:
         """The accumulators of the shards under a codec rule."""
@@ -267,6 +269,7 @@ class ShardStore:
     def take_out(self, key: int) -> ShardArrays:
         """Give up a shard; its arrays are the caller's, and no frame of it is referred to any more."""
         state = self._states.pop(key)
+        self._newest = max((each.version for each in self._states.values()), default=-1)
         self._watch()
         total = state.total.take_sum()
         self._free_pending(state)
@@ -328,6 +331,7 @@ class ShardStore:
         self._agreement.watch(state.shard for state in self._states.values())
 
     def _publish(self, state: _ShardState, version: int) -> None:
+        state.version = version
         self._newest = max(self._newest, version)
         state.publication = self._channel.publish(state.shard.key, version, state.rule.values)
 

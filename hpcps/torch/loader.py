@@ -106,14 +106,15 @@ class DistributedLoader:
     def _steps(self, batches: Iterator[tuple[Any, float]], pass_: LoaderPass) -> Iterator[Any]:
         """The batches of the script, and the steps between them that it has no samples for."""
         while True:
-            began_s = time.monotonic()
+            began_s, waited_s = time.monotonic(), pass_.waited_s
             batch = next(batches, None)
             if batch is None:
                 break
+            read_s = batch[1] or time.monotonic() - began_s - (pass_.waited_s - waited_s)
             order, work = pass_.orders.popleft()
-            if self._train and self._job.adopt(order):
-                began_s = time.monotonic()
-            fetch_s = 0.0 if order.count == 0 else batch[1] or time.monotonic() - began_s
+            fetch_s = 0.0 if order.count == 0 else read_s
+            if self._train:
+                self._job.adopt(order)
             self._job.begin_batch(order, fetch_s=fetch_s, work=work if self._train else None)
             stepper = self._job.stepper if self._train else None
             pass_.given += 1

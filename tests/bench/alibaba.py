@@ -20,8 +20,8 @@ TRACE = DATA / "traces" / "alibaba_minibatch"
 GLOBAL_BATCH = 2560
 NORM_S = 0.001  # a worker with an equal share takes so many seconds for a mini-batch of 1 in the trace
 JOB4_BAR = 3.4
-FIRST_ROW, NUM_ROWS = 360, 20  # the piece of job 4 that is run: a worker changes in it, so that static shares go wrong
-RUN_SCALE = 1.5  # on its times, so that the ten ranks on few cores take a small part of a step
+FIRST_ROW, NUM_ROWS = 360, 14  # the piece of job 4 that is run: a worker changes in it, so that static shares go wrong
+RUN_SCALE = 2.0  # on its times, so that the ten ranks on few cores take a small part of a step
 RUN_BAR = 0.9
 
 

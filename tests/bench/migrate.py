@@ -20,8 +20,8 @@ from hpcps.report.events import RunEvents, read_run
 from hpcps.units import format_bytes
 
 NUM_SERVERS, NUM_WORKERS = 3, 2
-NUM_STEPS = 48
-SCHEDULE = "8=0:1:2;20=0:2;32=1:2"  # after a step, the servers that may hold shards
+NUM_STEPS = 32
+SCHEDULE = "7=0:1:2;13=0:2;21=1:2"  # after a step, the servers that may hold shards
 PAUSE_BAR = 5.0
 NEEDED_BYTES_PER_MIB = 13 * 2**20  # of memory in all: values, gradients, sums and published copies, with room to spare
 

@@ -32,7 +32,7 @@ NUM_WORKERS = 2
 
 PACED_STEP_S = 0.05
 PACED_BATCH = 256
-PACED_STEPS = 170
+PACED_STEPS = 130
 SETTLE_STEPS = 40  # the warm-up, whose shares differ on purpose, and some more
 
 REAL_BATCH = 512

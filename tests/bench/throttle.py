@@ -21,7 +21,7 @@ from hpcps.report.summary import efficiency
 
 SPEEDS = (3.0, 2.0, 1.0, 1.0)
 GLOBAL_BATCH = 1024
-BALANCED_STEP_S = 0.1  # at the first speeds; the real work of a step is a small part of it
+BALANCED_STEP_S = 0.08  # at the first speeds; the real work of a step is a small part of it
 EFFICIENCY_BAR = 0.93
 BALANCED_BAR = 20
 BASELINE_PART = 3  # of the steps

@@ -536,3 +536,29 @@ def test_who_has_to_load_batches_first_gets_them() -> None:
             assert told(made.on_request(request(rank, index, held=4))) == [(rank, index)]
     assert told(made.on_request(request(1, 5, held=4))) == [(1, 5)]
     assert told(made.on_request(request(1, 6, held=4, done=1))) == []
+
+
+@pytest.mark.usefixtures("pairs")
+def test_a_barrier_before_a_new_grouping_that_was_decided_is_refused() -> None:
+    """Worker 1 would wait at the barrier for worker 4, which waits for worker 1 to change groups."""
+    story = Story()
+    for rank, index in ((1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (1, 2)):
+        story.ask(rank, index)
+    story.made._regrouping.on_speeds()
+    assert story.ask(4, 1).generation == 2
+    message = "cannot wait at a barrier within an epoch at rank 1: the workers are about to change groups.*or set"
+    with pytest.raises(DataError, match=message):
+        story.made.on_barrier(BarrierEnter(rank=1, index=1))
+
+
+@pytest.mark.usefixtures("pairs")
+def test_a_barrier_is_fine_once_all_have_changed_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story()
+    story.begin()
+    story.ask(4, 1)
+    monkeypatch.setattr(story.made._regrouping, "_due", lambda *_: False)
+    for rank in range(1, 5):
+        for index in range(1 + (rank == 4), 5):
+            assert story.ask(rank, index).generation == 2
+    assert story.made.on_barrier(BarrierEnter(rank=1, index=1)) == []
+    assert story.fixed == ["workers meet at barriers within an epoch"]

@@ -267,6 +267,14 @@ def test_a_new_unit_of_work_keeps_the_steps_since_the_last_change() -> None:
     assert not known.known
 
 
+def test_a_line_that_is_to_stay_stays_in_a_new_unit_too() -> None:
+    known = speeds(config=CapacityConfig(follow=False))
+    warm_up(known)
+    before = known.fits
+    known.restart_units({1: [step((24, 40)[index % 2], unit_s=0.009) for index in range(64)]})
+    assert known.fits == before
+
+
 def test_a_change_that_took_longer_to_find_than_steps_are_kept() -> None:
     events: Events = []
     known = speeds(config=CapacityConfig(history_steps=20, interval_steps=1000), events=events)

@@ -104,11 +104,12 @@ def test_an_interval_begins_with_the_first_shard() -> None:
     assert load is not None and load.seconds == 1.0
 
 
-def test_a_version_that_falls_back_is_waited_for() -> None:
+def test_where_the_newest_shard_has_left_an_interval_begins_at_those_that_are_here() -> None:
     meter = make_meter(Clock(), interval_steps=10)
-    assert meter.report(12, (1, 2)) is not None
-    assert meter.report(8, (1,)) is None  # the newest shard has left
-    assert meter.report(22, (1,)) is not None
+    assert meter.report(5012, (1, 2)) is not None
+    assert meter.report(3008, (1,)) is None
+    assert meter.report(3017, (1,)) is None
+    assert meter.report(3018, (1,)) is not None
 
 
 def test_the_median_offset_is_that_of_the_newest() -> None:
