@@ -24,8 +24,9 @@ from hpcps.report.events import RunEvents
 SPEEDS = (8.0, 8.0, 4.0, 4.0, 2.0, 2.0, 1.0, 1.0)
 PRIOR = (4.0, 4.0, 4.0, 4.0, 1.0, 1.0, 1.0, 1.0)
 SHARE = 32
-SAMPLE_S = {"fixed": 0.016, "free": 0.064}  # at speed 1; a step of the fastest takes 64 and 550 ms, the real work few
-NUM_STEPS = {"fixed": 290, "free": 100}  # of a full batch; half a minute before the regrouping and as long after it
+SAMPLE_S = {"fixed": 0.032, "free": 0.064}  # at speed 1; a step of the fastest takes 128 and 550 ms, the real work few
+HOLD_STEPS = {"fixed": 30, "free": 50}  # of the slowest workers, before the first regrouping
+NUM_STEPS = {"fixed": 170, "free": 100}  # of a full batch; half a minute before the regrouping and as long after it
 SETTLE_S = 3.0  # after a regrouping, until all workers have changed and their queues of batches are new
 WITHIN_FRAC = 0.05
 
@@ -48,6 +49,7 @@ def rate(run: RunEvents, begin_s: float, end_s: float) -> float:
 def run_one(folder: Path, shares: str) -> RunEvents:
     flags = ["--sync-mode", "hybrid", "--heterogeneous", "--capacity-prior", _list(PRIOR)]
     flags += ["--emulate-speeds", _list(SPEEDS), "--emulate-sample-s", str(SAMPLE_S[shares])]
+    flags += ["--set", f"grouping.hold_steps={HOLD_STEPS[shares]}"]
     if shares == "fixed":
         flags += ["--set", f"partition.min_share={SHARE}", "--set", f"partition.max_share={SHARE}"]
     num_steps = NUM_STEPS[shares]
