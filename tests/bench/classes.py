@@ -5,7 +5,7 @@ each member of a group then waits for the slowest, which is what a wrong groupin
 worker of speed 1: two groups do 4 x 4 + 4 x 1 = 20, four groups 2 x 8 + 2 x 4 + 2 x 2 + 2 x 1 = 30, a gain of 1.5. With
 free shares every worker of a group ends at the same time in either grouping, and the gain is 1.
 
-Rates are taken within one run: over the second half of the time before the regrouping, when shares are settled, and
+Rates are taken within one run: over the last third of the time before the regrouping, when shares are settled, and
 from a few seconds after it to the end.
 
     python tests/bench/classes.py [--out FOLDER]
@@ -24,10 +24,10 @@ from hpcps.report.events import RunEvents
 SPEEDS = (8.0, 8.0, 4.0, 4.0, 2.0, 2.0, 1.0, 1.0)
 PRIOR = (4.0, 4.0, 4.0, 4.0, 1.0, 1.0, 1.0, 1.0)
 SHARE = 32
-SAMPLE_S = {"fixed": 0.032, "free": 0.064}  # at speed 1; a step of the fastest takes 128 and 550 ms, the real work few
-HOLD_STEPS = {"fixed": 30, "free": 50}  # of the slowest workers, before the first regrouping
-NUM_STEPS = {"fixed": 170, "free": 100}  # of a full batch; half a minute before the regrouping and as long after it
-SETTLE_S = 3.0  # after a regrouping, until all workers have changed and their queues of batches are new
+SAMPLE_S = {"fixed": 0.06, "free": 0.064}  # at speed 1; a step takes 0.24 s at least, far longer than the real work
+HOLD_STEPS = {"fixed": 24, "free": 45}  # of the slowest workers, before the first regrouping
+NUM_STEPS = {"fixed": 128, "free": 88}  # of a full batch; twenty seconds of them after the regrouping
+SETTLE_STEPS = 4  # of the slowest workers after a regrouping, until all have changed
 WITHIN_FRAC = 0.05
 
 
@@ -77,15 +77,16 @@ def measure(folder: Path, shares: str) -> tuple[float, float, int]:
     if last is first:
         return 1.0, 1.0, len(last.groups)
     second_s = run.groupings[1].t_s
-    begin_s = (first.t_s + second_s) / 2
+    begin_s = (first.t_s + 2 * second_s) / 3
     end_s = min(max(step.t_s for step in run.steps if step.rank == rank) for rank in {step.rank for step in run.steps})
-    before, after = rate(run, begin_s, second_s), rate(run, last.t_s + SETTLE_S, end_s)
+    settled_s = last.t_s + SETTLE_STEPS * max(step.compute_s for step in run.steps)
+    before, after = rate(run, begin_s, second_s), rate(run, settled_s, end_s)
     ideal = 1.0
     if shares == "fixed":
         ideal = groups_rate([*map(speeds_of, last.groups)]) / groups_rate([*map(speeds_of, first.groups)])
     print(
         f"classes: {shares} shares: {before:.0f} samples/s in {second_s - begin_s:.0f} s, then {after:.0f} samples/s in"
-        f" {end_s - last.t_s - SETTLE_S:.0f} s: x {after / before:.3f}, by arithmetic x {ideal:.3f}"
+        f" {end_s - settled_s:.0f} s: x {after / before:.3f}, by arithmetic x {ideal:.3f}"
     )
     return after / before, ideal, len(last.groups)
 
