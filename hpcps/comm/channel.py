@@ -132,8 +132,11 @@ class Channel(abc.ABC):
     # --- life -------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def open(self, layout: Layout) -> None:
-        """Set up the data plane. Collective: all ranks, same layout. Blocks."""
+    def open(self, layout: Layout) -> Layout:
+        """Set up the data plane. Collective: all ranks, same layout. Blocks.
+
+        Returns: the layout in force: without rooms to spare where some rank has no memory for them.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -180,6 +183,10 @@ class Channel(abc.ABC):
     @abc.abstractmethod
     def link_use(self, server: int) -> LinkUse:
         """What this worker pushed to a server (an index) so far, and in what time."""
+
+    @abc.abstractmethod
+    def pull_use(self, server: int) -> LinkUse:
+        """What this worker pulled from a server (an index) so far, and in what time."""
 
     @abc.abstractmethod
     def pull(self, key: int, version: int, out: Array) -> Ticket:

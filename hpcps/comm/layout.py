@@ -9,6 +9,7 @@ all slots fit the largest shard of all. Else each room fits its shard, and the s
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from hpcps.errors import PlanError
@@ -77,6 +78,11 @@ class Layout:
     def moves(self) -> bool:
         """True if shards may move: some server has a room to spare."""
         return sum(self.num_rooms) > len(self.shards)
+
+    def tight(self) -> Layout:
+        """The same shards in rooms that just hold them: they cannot move."""
+        own = tuple(len(self.server_keys(server)) for server in range(len(self.servers)))
+        return dataclasses.replace(self, num_rooms=own)
 
     def server_keys(self, server: int) -> tuple[int, ...]:
         """Keys of the shards that a server holds at the start."""

@@ -75,7 +75,7 @@ class LoopbackChannel(Channel):
         """True in a world of one."""
         return self._hub.shared_memory
 
-    def open(self, layout: Layout) -> None:
+    def open(self, layout: Layout) -> Layout:
         self._hub.layout = layout
         self._rings = {server: _Ring() for server in range(len(layout.servers))}
         if not self._hub.groups:
@@ -84,6 +84,7 @@ class LoopbackChannel(Channel):
         if self._serves:
             self._rooms = Rooms(self.rank, layout)
             self._index = layout.servers.index(self.rank)
+        return layout
 
     def close(self) -> None:
         self._hub.ends.pop(("server" if self._serves else "worker", self.rank), None)
@@ -155,6 +156,9 @@ class LoopbackChannel(Channel):
 
     def link_use(self, server: int) -> LinkUse:
         return self._rings[server].use
+
+    def pull_use(self, server: int) -> LinkUse:
+        return NO_USE
 
     def pull(self, key: int, version: int, out: Array) -> Ticket:
         read = _Read(key, version, out, Ticket())

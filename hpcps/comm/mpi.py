@@ -86,23 +86,21 @@ class MpiChannel(Channel):
         )
         self._actor.start()
 
-    def open(self, layout: Layout) -> None:
+    def open(self, layout: Layout) -> Layout:
         if layout.num_slots > MAX_SLOTS:
             raise ChannelError(
                 f"cannot open the data plane: {layout.num_slots} slots, at most {MAX_SLOTS}; lower comm.num_slots"
             )
         problem = self._find_problem(layout)
+        if problem and layout.moves and not self._find_problem(layout.tight()):
+            logger.warning(
+                "shards cannot move: %s; give the container more shared memory, or lower routing.spare_frac", problem
+            )
+            layout, problem = layout.tight(), ""
         if problem:
-            if self._fallback is None:
-                raise ChannelError(
-                    f"cannot open the data plane: {problem}; give the container more shared memory, lower"
-                    " comm.num_slots, comm.publish_buffers or routing.spare_frac, or set comm.mode to auto or p2p",
-                    rank=self.rank,
-                )
-            logger.warning("the data plane is p2p: %s", problem)
-            self._plane = self._fallback(self)
-            self.mode = f"p2p ({problem})"
+            self._fall_back(problem)
         self._run(lambda ticket: self._plane.open(layout, ticket), "all ranks to open the data plane")
+        return layout
 
     def close(self) -> None:
         if self._closed:
@@ -183,6 +181,9 @@ class MpiChannel(Channel):
 
     def link_use(self, server: int) -> LinkUse:
         return self._plane.link_use(server)
+
+    def pull_use(self, server: int) -> LinkUse:
+        return self._plane.pull_use(server)
 
     def release(self, slot: Slot) -> None:
         self._plane.release(slot)
@@ -269,6 +270,18 @@ class MpiChannel(Channel):
         ticket = Ticket()
         self._actor.submit(operation(ticket))
         self.wait(lambda: ticket.done, what, deadline_s=deadline_s)
+
+    def _fall_back(self, problem: str) -> None:
+        """Take the other plane, for some rank has no memory for this one's windows."""
+        if self._fallback is None:
+            raise ChannelError(
+                f"cannot open the data plane: {problem}; give the container more shared memory, lower"
+                " comm.num_slots or comm.publish_buffers, or set comm.mode to auto or p2p",
+                rank=self.rank,
+            )
+        logger.warning("the data plane is p2p: %s", problem)
+        self._plane = self._fallback(self)
+        self.mode = f"p2p ({problem})"
 
     def _find_problem(self, layout: Layout) -> str:
         """Why the plane cannot be opened, the same on all ranks; empty if it can."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hpcps.comm.actor import Operation
 from hpcps.comm.channel import Bytes, Notice, Slot, Ticket
 from hpcps.comm.layout import Layout
-from hpcps.comm.link import NO_USE, LinkUse, Throttle
+from hpcps.comm.link import NO_USE, LinkUse, Reads, Throttle
 from hpcps.comm.rooms import Rooms
 from hpcps.errors import ChannelError
 
@@ -115,6 +115,7 @@ class Plane(abc.ABC):
         self.outbox: deque[Outgoing] = deque()
         self._channel = channel
         self._lines: dict[int, _Line] = {}
+        self._reads: dict[int, Reads] = {}
         self._rooms: Rooms | None = None
         """On a server; the main thread's."""
         self._places: list[Place] = []
@@ -172,10 +173,14 @@ class Plane(abc.ABC):
         got = -1
         while got < 0:
             place = self._places[key]
+            reads = self._reads[place.server]
+            reads.begin(now_s=time.monotonic())
             got = yield from self.read(key, place, version, out)
+            if got >= 0:
+                yield from self._arriving(out.size)
+            reads.end(out.size if got >= 0 else 0, now_s=time.monotonic())
             while got < 0 and self._places[key] is place:
                 yield False
-        yield from self._arriving(out.size)
         self._channel.finish(ticket, got)
 
     def reroute(self, key: int, server: int, room: int) -> None:
@@ -206,6 +211,10 @@ class Plane(abc.ABC):
         """What was pushed to a server so far (any thread)."""
         return self._lines[server].use
 
+    def pull_use(self, server: int) -> LinkUse:
+        """What was pulled from a server so far (any thread)."""
+        return self._reads[server].use
+
     def _arriving(self, num_bytes: int) -> Operation:
         """Wait as long as an emulated link takes for what was read."""
         over_s = self._down.reserve(num_bytes, now_s=time.monotonic())
@@ -215,6 +224,7 @@ class Plane(abc.ABC):
     def _open_lines(self, layout: Layout) -> None:
         """Set up what both planes keep of pushes, rooms and routes."""
         self._lines = {server: _Line([0] * layout.num_slots) for server in range(len(layout.servers))}
+        self._reads = {server: Reads() for server in range(len(layout.servers))}
         self._places = [Place(shard.server, shard.room, 0) for shard in layout.shards]
         if self._channel.rank in layout.servers:
             self._rooms = Rooms(self._channel.rank, layout)

@@ -25,12 +25,12 @@ from hpcps.policy.guard import GuardDecision, GuardFacts, GuardMemory, GuardRail
 from hpcps.policy.learn_cost import CostRow, CostWeights, LearnCost
 from hpcps.policy.link_estimate import LinkEstimate, LinkFacts
 from hpcps.policy.memory import FitMemory, MemoryCap
-from hpcps.policy.partition import Partition, Shares, equal_shares, ideal_speedup, warmup_shares
+from hpcps.policy.partition import Partition, Shares, equal_shares, warmup_shares
 from hpcps.policy.placement import PlaceRoles, RolesDecision
 from hpcps.policy.rebalance import Rebalance, RebalanceDecision, RoutingFacts, ServerState, ShardMove, ShardState
 from hpcps.policy.regroup import Regroup, RegroupFacts
 from hpcps.policy.routing import PlaceShards
-from hpcps.policy.server_rate import EstimateRate, RateEstimate
+from hpcps.policy.server_rate import EstimateRate, Look, RateEstimate, RateWithMore
 from hpcps.policy.speed_classes import WorkerFacts
 from hpcps.policy.staleness import StalenessDecision, StalenessPolicy
 from hpcps.policy.window import WindowDecision, WindowFacts, WindowPolicy
@@ -62,12 +62,14 @@ __all__ = [
     "LevelMemory",
     "LinkEstimate",
     "LinkFacts",
+    "Look",
     "MemoryCap",
     "Partition",
     "PlaceRoles",
     "PlaceShards",
     "PredictedCost",
     "RateEstimate",
+    "RateWithMore",
     "Rebalance",
     "RebalanceDecision",
     "Regroup",
@@ -88,6 +90,5 @@ __all__ = [
     "WorkerFacts",
     "auto_candidates",
     "equal_shares",
-    "ideal_speedup",
     "warmup_shares",
 ]

@@ -18,7 +18,7 @@ from hpcps.errors import ConfigError, PlanError
 from hpcps.policy.capacity import CapacityFit
 from hpcps.units import format_seconds
 
-__all__ = ["Partition", "Shares", "equal_shares", "ideal_speedup", "upper_bounds", "warmup_shares"]
+__all__ = ["Partition", "Shares", "equal_shares", "least_cap", "upper_bounds", "warmup_shares"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -135,7 +135,7 @@ def upper_bounds(total: int, num_workers: int, *, max_share: int = 0, caps: Sequ
             " worker in rank order, 0 where it has no cap of its own"
         )
     own = caps or [0] * num_workers
-    high = [min((cap for cap in (max_share, each) if cap), default=total) for each in own]
+    high = [least_cap(max_share, each) or total for each in own]
     if sum(high) < total:
         listed = ", ".join(str(most) for most in high[:8]) + (", ..." if len(high) > 8 else "")
         raise PlanError(
@@ -144,6 +144,11 @@ def upper_bounds(total: int, num_workers: int, *, max_share: int = 0, caps: Sequ
             f" raise partition.max_share{' or partition.caps' if caps else ''} or lower the global batch"
         )
     return high
+
+
+def least_cap(*caps: int) -> int:
+    """The smallest of some caps of samples, 0: no cap."""
+    return min((cap for cap in caps if cap), default=0)
 
 
 def equal_shares(total: int, num_workers: int) -> tuple[int, ...]:
@@ -204,25 +209,6 @@ def warmup_shares(
         if team == 3:
             break
     return tuple(counts)
-
-
-def ideal_speedup(
-    fits: Sequence[CapacityFit], total: int, *, config: PartitionConfig | None = None, caps: Sequence[int] = ()
-) -> float:
-    """S*: finish time of the equal split over that of the best split.
-
-    Args:
-        fits: cost of a step for each worker.
-        total: samples of one step of all workers, at least 1.
-        config: bounds that the best split keeps.
-        caps: samples that each worker holds, as in ``Partition.decide``.
-
-    Raises:
-        PlanError: no sample or no worker, or the caps hold fewer samples than asked.
-    """
-    if total < 1:
-        raise PlanError(f"cannot compute the ideal speed-up: got {total} samples, need at least 1; raise the batch")
-    return Partition(config or PartitionConfig(), 0.0).decide(fits, total, caps=caps).speedup
 
 
 def _check_request(total: int, num_workers: int) -> None:

@@ -44,6 +44,7 @@ class ServerState:
         memory_bytes: memory that it may still use, 0: unknown.
         free_rooms: shards that it has room for.
         allowed: it shall hold shards.
+        more_byte_s: seconds that a byte takes there if it gets more than it holds; 0: no more than now.
     """
 
     byte_s: float
@@ -53,6 +54,11 @@ class ServerState:
     memory_bytes: int
     free_rooms: int
     allowed: bool = True
+    more_byte_s: float = 0.0
+
+    def seconds(self, load: float, *, more: bool) -> float:
+        """What so many bytes of gradients take; ``more``: than it holds now."""
+        return load * (max(self.byte_s, self.more_byte_s) if more else self.byte_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +146,7 @@ class _Plan:
 
     def seconds(self, server: int) -> float:
         """What a step's gradients take there."""
-        return self.loads[server] * self.servers[server].byte_s
+        return self._seconds(server, self.loads[server])
 
     @property
     def longest(self) -> int:
@@ -171,9 +177,18 @@ class _Plan:
 
     def after(self, shard: ShardState, target: int) -> tuple[float, float]:
         """The longer time of the two servers once the shard has moved, and the target's."""
-        left_s = self.seconds(shard.server) - shard.load * self.servers[shard.server].byte_s
-        there_s = self.seconds(target) + shard.load * self.servers[target].byte_s
+        left_s = self._seconds(shard.server, self.loads[shard.server] - shard.load)
+        there_s = self._seconds(target, self.loads[target] + shard.load)
         return max(left_s, there_s), there_s
+
+    def even(self, source: int, target: int) -> float:
+        """Bytes a step that both servers would take the same time with, if they went from the one to the other."""
+        slow, quick = self.servers[source], self.servers[target]
+        there_s = quick.seconds(self.loads[target], more=True)
+        return (self.seconds(source) - there_s) / (slow.byte_s + quick.seconds(1.0, more=True))
+
+    def _seconds(self, server: int, load: float) -> float:
+        return self.servers[server].seconds(load, more=load > self.first_loads[server])
 
     def move(self, shard: ShardState, target: int) -> None:
         """Move a shard that is still at its first place."""
@@ -198,6 +213,7 @@ class Rebalance:
       errors (two, if shards went from the one to the other just before), and by each of the newest two looks at both at
       least half as much, on a logarithmic scale. Nothing moves at all while the longest takes less than a twentieth of
       a step.
+    - A server that was slower when it held more is taken to be so again if it gets more.
     - A shard that moved stays for ``hold_intervals`` looks. A pinned one never moves.
     - A move costs four times the shard's bytes at both ends' rates.
 
@@ -235,7 +251,7 @@ class Rebalance:
         for shard in sorted(leaving, key=lambda shard: (-shard.load, shard.key)):
             able = [server for server in plan.allowed if plan.fits(shard.num_bytes, server)]
             if able:
-                costs = {server: (plan.loads[server] + shard.load) * facts.servers[server].byte_s for server in able}
+                costs = {server: plan.after(shard, server)[1] for server in able}
                 plan.move(shard, min(able, key=lambda server: (costs[server], server)))
             else:
                 stuck.append(shard.key)
@@ -308,9 +324,7 @@ class Rebalance:
                 continue
             able = plan.those_that_fit(shards, target)
             # the longer end falls with the load moved until both are equal, and rises from there on
-            both_s = plan.servers[source].byte_s + plan.servers[target].byte_s
-            even = (plan.seconds(source) - plan.seconds(target)) / both_s
-            above = bisect.bisect_left(able, even, key=lambda shard: shard.load)
+            above = bisect.bisect_left(able, plan.even(source, target), key=lambda shard: shard.load)
             for shard in able[max(0, above - 1) : above + 1]:
                 this = (*plan.after(shard, target), shard.key, target, shard)
                 best = this if best is None or this[:4] < best[:4] else best

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["EstimateRate", "NUM_LOOKS", "RateEstimate"]
+__all__ = ["EstimateRate", "Look", "NUM_LOOKS", "RateEstimate", "RateWithMore"]
 
 NUM_LOOKS = 64
 """Looks that are worth keeping: they tell the noise to a tenth."""
@@ -33,6 +33,27 @@ _MEDIAN_ERROR = 1.25
 """A median's standard error by that of a mean."""
 _MAD = 0.6745
 """Median of a normal variable's magnitude, in standard deviations."""
+
+
+_MORE = 1.25
+"""A load this much larger than the present one is another load, a byte that takes this much longer another rate."""
+_MORE_LOOKS = 3
+"""The newest looks at a larger load that tell what a byte takes there."""
+_AS_SLOW_LOOKS = 2
+"""So many looks at the present load, as slow as those at a larger one, say that the load is not why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look at a server.
+
+    Args:
+        byte_s: mean seconds that a byte of gradients took in the interval, above 0.
+        load: gradient bytes a step, above 0.
+    """
+
+    byte_s: float
+    load: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +111,28 @@ class EstimateRate:
             num_looks=count,
             reason=f"{count} of {len(looks)} looks, noise {noise:.0%}",
         )
+
+
+class RateWithMore:
+    """What a byte may take on a server that gets more than it holds.
+
+    A quota of the processor makes a server slower the more it holds, a cache may too. The looks at its present load do
+    not show that; those at a larger load before do. Unless it was as slow at the present load since then: that was a
+    change of another kind, and where the server is quick now, it is over.
+    """
+
+    def decide(self, looks: Sequence[Look]) -> float:
+        """Seconds, 0 where nothing is known of more.
+
+        Args:
+            looks: at one server, the newest last; at least one.
+        """
+        more = [at for at, look in enumerate(looks) if look.load > _MORE * looks[-1].load]
+        if not more:
+            return 0.0
+        byte_s = statistics.median(looks[at].byte_s for at in more[-_MORE_LOOKS:])
+        as_slow = sum(look.byte_s * _MORE > byte_s for look in looks[more[-1] + 1 :])
+        return byte_s if as_slow < _AS_SLOW_LOOKS else 0.0
 
 
 def _noise(logs: Sequence[float]) -> float:

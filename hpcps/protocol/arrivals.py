@@ -23,20 +23,25 @@ class Paces:
     _seen_s: dict[int, float] = field(default_factory=dict)
     _steps_s: dict[int, deque[float]] = field(default_factory=dict)
     _medians_s: dict[int, float] = field(default_factory=dict)
+    """Of the groups that were asked for since their last push."""
 
     def came(self, group: int, *, now_s: float) -> None:
         """The group's next push of the shard has come."""
         before_s = self._seen_s.get(group)
         self._seen_s[group] = now_s
         if before_s is not None:
-            steps_s = self._steps_s.setdefault(group, deque(maxlen=_STEPS_KEPT))
-            steps_s.append(now_s - before_s)
-            self._medians_s[group] = statistics.median(steps_s)
+            self._steps_s.setdefault(group, deque(maxlen=_STEPS_KEPT)).append(now_s - before_s)
+            self._medians_s.pop(group, None)
 
     def of(self, groups: Iterable[int]) -> tuple[float, float]:
         """Seconds of a step: the median over these groups, and of the slowest of them; 0 where none is known yet."""
-        known_s = [self._medians_s[group] for group in groups if group in self._medians_s]
+        known_s = [self._median_s(group) for group in groups if group in self._steps_s]
         return (statistics.median(known_s), max(known_s)) if known_s else (0.0, 0.0)
+
+    def _median_s(self, group: int) -> float:
+        if group not in self._medians_s:
+            self._medians_s[group] = statistics.median(self._steps_s[group])
+        return self._medians_s[group]
 
 
 @dataclass(slots=True, kw_only=True)

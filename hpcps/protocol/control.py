@@ -1,14 +1,10 @@
-"""Control messages: small, rare, two-sided. JSON text in, frozen dataclasses out, every field checked."""
+"""Control messages: small, rare, two-sided. What each says; ``control_json`` reads and writes them."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
-from typing import TypeAlias, get_args
-
-from hpcps.errors import ProtocolError
-from hpcps.protocol.fields import read_fields
+from typing import TypeAlias
 
 __all__ = [
     "BarrierEnter",
@@ -30,8 +26,6 @@ __all__ = [
     "RouteChange",
     "ServerFacts",
     "ServerLoad",
-    "decode_control",
-    "encode_control",
 ]
 
 
@@ -246,6 +240,8 @@ class OrderRequest:
         num_samples: samples of finished steps.
         features: where costs are learned, the sum of each feature over the samples of each timed step, flattened.
         link_s: seconds for which this worker's own link was busy in each timed step; empty: unknown.
+        links: four numbers a server, from time to time: latency and bytes a second of its pushes, then of its pulls;
+            0: unknown.
         cpu_wait_frac: part of the compute time in which it waited for a processor that others used, 0 to 1.
         max_samples: samples that its memory was found to hold, 0: unknown.
         done: batches of this epoch that it is through with.
@@ -271,6 +267,7 @@ class OrderRequest:
     num_samples: int = 0
     features: list[float] = dataclasses.field(default_factory=list)
     link_s: list[float] = dataclasses.field(default_factory=list)
+    links: list[float] = dataclasses.field(default_factory=list)
     cpu_wait_frac: float = 0.0
     max_samples: int = 0
     done: int = 0
@@ -297,6 +294,7 @@ class Order:
         groups: that grouping's groups as lists of world ranks; empty where the worker has been told before.
         fixed_s: where samples have costs, the fixed seconds of a step of each member of the group. Then ``start`` is
             the first sample of the group, and every member finds its own samples among ``group_count`` by their cost.
+            Empty where these and the fields below are those of the worker's last order of this loader.
         unit_s: likewise the seconds that a sample of mean cost adds for each member.
         caps: likewise the samples that each member may have at most, 0: no cap; empty: no caps.
         member: place of the worker in its group, counted from 0.
@@ -372,25 +370,3 @@ ControlMessage: TypeAlias = (
     | BarrierLeave
     | Done
 )
-_TYPES: dict[str, type[ControlMessage]] = {cls.__name__: cls for cls in get_args(ControlMessage)}
-
-
-def encode_control(message: ControlMessage) -> bytes:
-    """A message as UTF-8 JSON."""
-    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
-    return json.dumps([type(message).__name__, fields], separators=(",", ":")).encode()
-
-
-def decode_control(data: bytes) -> ControlMessage:
-    """Read and check a message.
-
-    Raises:
-        ProtocolError: no JSON, an unknown type, or a field that is missing, extra or of the wrong type.
-    """
-    try:
-        name, fields = json.loads(data)
-        return read_fields(_TYPES[name], fields)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ProtocolError(
-            f"cannot read a control message of {len(data)} bytes: {error}; run the same hpcps on every rank"
-        ) from error

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpcps.config import RunConfig
-from hpcps.errors import DataError, PlanError
+from hpcps.errors import DataError, PlanError, ProtocolError
 from hpcps.plan import Grouping
-from hpcps.policy.partition import Partition, equal_shares, warmup_shares
+from hpcps.policy.partition import Partition, equal_shares, least_cap, warmup_shares
 from hpcps.policy.speed_classes import WorkerFacts
 from hpcps.protocol.control import BarrierEnter, BarrierLeave, LoaderOpen, Order, OrderRequest
 from hpcps.protocol.costs import Costs, CostTerms
@@ -26,6 +26,11 @@ __all__ = ["Coordinator", "Progress", "Reply"]
 
 Reply = tuple[int, Order | BarrierLeave]
 """World rank to send to, and the message."""
+
+TOLD_S_STAR_FRAC = 0.01
+"""A change of S* that is worth an event where the shares stay."""
+
+_NONE = Batch(starts={}, counts={}, num_samples=0, num_idle=0, share_frac=0.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,11 +68,14 @@ class Coordinator:
         self._everyone = Generation(self._regrouping.grouping)
         self._loaders: dict[int, Loader] = {}
         self._costs = Costs(config.capacity, workers, report=report)
+        self._told_terms: dict[tuple[int, int], CostTerms] = {}
+        """By loader and world rank: those of its last order."""
         self._barriers: dict[int, set[int]] = {}
         self._ssp = config.staleness.ssp
         self._waiting: list[OrderRequest] = []
         """Requests that are not answered yet: their groups are too far ahead."""
         self._num_orders = 0
+        self._told_s_star = 1.0
         self.progress = Progress()
 
     @property
@@ -103,8 +111,14 @@ class Coordinator:
         Raises:
             DataError: the script reads two loaders at once while groups are still to be found.
         """
+        loader = self._loaders.get(request.loader)
+        if loader is None:
+            raise ProtocolError(
+                f"cannot give rank {request.rank} a batch of loader {request.loader}: it never opened that one; run"
+                " the same hpcps on every rank",
+                rank=request.rank,
+            )
         self._take_report(request)
-        loader = self._loaders[request.loader]
         pass_ = loader.enter(request.rank, request.epoch, num_workers=len(self._workers))
         if loader.trains:
             self._regrouping.enter(request.rank, pass_, batches_per_step=request.batches_per_step, held=request.held)
@@ -167,14 +181,13 @@ class Coordinator:
         stream = pass_.stream(generation, group, paused=paused)
         position = request.index - place.base(rank, number)
         stream.done[rank] = max(stream.done.get(rank, 0), request.done - place.base(rank, number))
-        if position >= len(stream.batches) and not stream.ended:
-            in_turn = position == len(stream.batches) or pass_.exhausted
+        if position >= stream.num_drawn and not stream.ended:
+            in_turn = position == stream.num_drawn or pass_.exhausted
             ahead = self._ssp + request.held if self._ssp else 0
             if not in_turn or not pass_.may_draw(generation, group, ahead=ahead, paused=paused):
                 return None
             self._draw(loader, stream, group.workers, epoch=request.epoch)
-        batch = stream.batches[position] if position < len(stream.batches) else None
-        return self._order(request, batch, place.grouping)
+        return self._order(request, stream.give(rank, position), place.grouping)
 
     def _end_group(self, request: OrderRequest, pass_: Pass) -> None:
         """A worker breaks a pass off, so its group gets no more of it; what is drawn is to be stepped through."""
@@ -187,7 +200,7 @@ class Coordinator:
         end = batch is None
         trains = self._loaders[request.loader].trains
         news = trains and self._regrouping.tell(request.rank, grouping.generation, end=end)
-        batch = batch or Batch({}, {}, 0.0)
+        batch = batch or _NONE
         order = Order(
             loader=request.loader,
             epoch=request.epoch,
@@ -195,15 +208,18 @@ class Coordinator:
             end=end,
             start=batch.starts.get(request.rank, 0),
             count=batch.counts.get(request.rank, 0),
-            group_count=sum(batch.counts.values()),
-            num_idle=sum(count == 0 for count in batch.counts.values()),
+            group_count=batch.num_samples,
+            num_idle=batch.num_idle,
             share_frac=batch.share_frac,
             generation=grouping.generation,
             groups=[list(each.workers) for each in grouping.groups] if news else [],
         )
         if batch.terms is None:
             return order
-        return batch.terms.told(order, start=min(batch.starts.values()), member=list(batch.counts).index(request.rank))
+        name = request.loader, request.rank
+        known, self._told_terms[name] = self._told_terms.get(name), batch.terms
+        start, member = next(iter(batch.starts.values())), list(batch.counts).index(request.rank)
+        return batch.terms.told(order, start=start, member=member, again=batch.terms is known)
 
     def on_barrier(self, message: BarrierEnter) -> list[Reply]:
         """A worker arrived at a barrier; the last one opens it. Nobody is held back for who waits there."""
@@ -242,6 +258,7 @@ class Coordinator:
                 request.rank,
                 steps,
                 link_s=request.link_s,
+                links=request.links,
                 cpu_wait_frac=request.cpu_wait_frac,
                 max_samples=request.max_samples,
             )
@@ -273,8 +290,11 @@ class Coordinator:
         progress.ideal_samples_per_s = batch / max(times) if max(times) > 0 else 0.0
         progress.slowest = self._workers[times.index(max(times))]
         workers = list(self._workers)
-        self._report("capacity", {**self._speeds.described(), "caps": caps, "s_star": progress.s_star})
-        if shares.counts != loader.shares:
+        changed = shares.counts != loader.shares
+        if changed or abs(progress.s_star / self._told_s_star - 1) >= TOLD_S_STAR_FRAC:
+            self._told_s_star = progress.s_star
+            self._report("capacity", {**self._speeds.described(), "caps": caps, "s_star": progress.s_star})
+        if changed:
             loader.shares = shares.counts
             fields = {"step": self._num_orders, "workers": workers, "counts": list(shares.counts)}
             self._report("shares", {**fields, "reason": shares.reason})
@@ -287,10 +307,7 @@ class Coordinator:
         measured = self._speeds.max_samples
         given = self._config.partition.caps or (0,) * len(self._workers)
         most = self._config.partition.max_share or total
-        caps = [
-            min((cap for cap in (own, measured.get(rank, 0)) if cap), default=0)
-            for rank, own in zip(self._workers, given, strict=True)
-        ]
+        caps = [least_cap(own, measured.get(rank, 0)) for rank, own in zip(self._workers, given, strict=True)]
         return caps if sum(min(cap or most, most) for cap in caps) >= total else list(given)
 
     def _check_caps(self, message: LoaderOpen) -> None:
@@ -304,7 +321,7 @@ class Coordinator:
                 rank=message.rank,
             )
         own = partition.caps or (0,) * num_workers
-        high = [min((cap for cap in (partition.max_share, each) if cap), default=batch) for each in own]
+        high = [least_cap(partition.max_share, each) or batch for each in own]
         if sum(high) < batch:
             most = f"{high[0]}" if len(set(high)) == 1 else ", ".join(map(str, high))
             raise PlanError(
@@ -328,16 +345,21 @@ class Coordinator:
             return equal_shares(loader.global_batch, num_workers)
         if not loader.shares:
             self._share_out(loader)
+        if loader.shares:
+            return loader.shares
         most, caps = self._config.partition.max_share, self._caps(loader.global_batch)
-        return loader.shares or warmup_shares(loader.global_batch, num_workers, index, max_share=most, caps=caps)
+        return warmup_shares(loader.global_batch, num_workers, index, max_share=most, caps=caps)
 
     def _draw(self, loader: Loader, stream: Stream, members: tuple[int, ...], *, epoch: int) -> None:
         """Take the group's next batch off the epoch's cursor."""
-        shares = dict(zip(self._workers, self._current_shares(loader, len(stream.batches)), strict=True))
+        shares = dict(zip(self._workers, self._current_shares(loader, stream.num_drawn), strict=True))
         wanted = {rank: shares[rank] for rank in members}
         if loader.draw(stream, wanted, epoch=epoch, least=self._config.partition.min_share):
             self._num_orders += 1
-            stream.batches[-1].terms = self._terms(loader, stream.batches[-1].counts)
+            terms = self._terms(loader, stream.batches[-1].counts)
+            if terms != stream.terms:
+                stream.terms = terms
+            stream.batches[-1].terms = stream.terms
 
     def _terms(self, loader: Loader, counts: dict[int, int]) -> CostTerms | None:
         """By what the members of a group find their own samples of a batch, where samples have costs."""
@@ -347,10 +369,9 @@ class Coordinator:
         fitted = len(places) > 1 and loader.trains and self._config.heterogeneous and self._speeds.known
         fits = self._speeds.fits if fitted else []
         most, caps = self._config.partition.max_share, self._caps(loader.global_batch)
-        limits = [(most, caps[place]) for place in places]
         return self._costs.terms(
             loader.costs,
             list(counts.values()),
             fits=[fits[place] for place in places] if fitted else (),
-            caps=[min((cap for cap in limit if cap), default=0) for limit in limits],
+            caps=[least_cap(most, caps[place]) for place in places],
         )

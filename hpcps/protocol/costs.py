@@ -17,7 +17,7 @@ from hpcps.policy.learn_cost import CostRow, LearnCost
 from hpcps.protocol.control import LoaderOpen, Order, OrderRequest
 from hpcps.protocol.speeds import Report
 
-__all__ = ["CostTerms", "Costs"]
+__all__ = ["CostTerms", "Costs", "KnownTerms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +29,39 @@ class CostTerms:
     caps: list[int]
     weights: list[float]
 
-    def told(self, order: Order, *, start: int, member: int) -> Order:
-        """The order that tells one member, in place of its own samples, where the group's samples begin."""
+    def told(self, order: Order, *, start: int, member: int, again: bool) -> Order:
+        """The order that tells one member, in place of its own samples, where the group's samples begin.
+
+        Args:
+            order: the rest of it.
+            start: first sample of the group.
+            member: place of the worker in its group.
+            again: the worker's last order of this loader had these terms: they need not be sent again.
+        """
+        order = dataclasses.replace(order, start=start, member=member)
+        if again:
+            return order
         return dataclasses.replace(
-            order,
-            start=start,
-            fixed_s=self.fixed_s,
-            unit_s=self.unit_s,
-            caps=self.caps,
-            member=member,
-            cost_weights=self.weights,
+            order, fixed_s=self.fixed_s, unit_s=self.unit_s, caps=self.caps, cost_weights=self.weights
+        )
+
+
+class KnownTerms:
+    """A worker's memory of the terms that it was told last, for orders that leave them out."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, Order] = {}
+        """By loader: the last order that had terms."""
+
+    def fill(self, order: Order) -> Order:
+        """An order with the terms that hold for it."""
+        if order.fixed_s:
+            self._told[order.loader] = order
+        told = self._told.get(order.loader)
+        if told is None or order.end:
+            return order
+        return dataclasses.replace(
+            order, fixed_s=told.fixed_s, unit_s=told.unit_s, caps=told.caps, cost_weights=told.cost_weights
         )
 
 

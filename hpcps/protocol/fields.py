@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from typing import TypeVar, get_type_hints
 
 __all__ = ["read_fields"]
@@ -12,11 +14,16 @@ _known_hints: dict[type, dict[str, object]] = {}
 """Looking them up takes longer than reading a message."""
 
 
-def read_fields(cls: type[_Value], fields: object) -> _Value:
+def read_fields(cls: type[_Value], fields: object, *, free: Collection[str] | None = None) -> _Value:
     """Make a value of a dataclass whose fields are numbers, text, or lists of them.
 
+    Args:
+        cls: the dataclass.
+        fields: what was read.
+        free: fields that may hold any number; those of all others are finite and 0 or more. None: all may.
+
     Raises:
-        ValueError: ``fields`` is no object, or one of them is missing, extra or of the wrong type.
+        ValueError: ``fields`` is no object, or one of them is missing, extra, of the wrong type or out of range.
     """
     if cls not in _known_hints:
         _known_hints[cls] = get_type_hints(cls)
@@ -28,6 +35,8 @@ def read_fields(cls: type[_Value], fields: object) -> _Value:
     for field, hint in hints.items():
         if not _fits(fields[field], hint):
             raise ValueError(f"field {field} is {fields[field]!r}, need {hint}")
+        if free is not None and field not in free and not _in_range(fields[field]):
+            raise ValueError(f"field {field} is {fields[field]!r}, need finite numbers of 0 or more")
     return cls(**fields)
 
 
@@ -42,3 +51,9 @@ def _fits(value: object, hint: object) -> bool:
         return isinstance(value, list) and all(_fits(item, list[int]) for item in value)
     inner = {list[int]: int, list[float]: float, list[str]: str}
     return isinstance(value, list) and all(_fits(item, inner.get(hint)) for item in value)  # type: ignore[call-overload]
+
+
+def _in_range(value: object) -> bool:
+    if isinstance(value, list):
+        return all(_in_range(item) for item in value)
+    return not isinstance(value, int | float) or (value >= 0 and math.isfinite(value))

@@ -242,7 +242,7 @@ class Regrouping:
                     return None
             elif stream.ended:
                 return None
-            drawn = len(stream.batches) if stream is not None else 0
+            drawn = stream.num_drawn if stream is not None else 0
             bases |= {rank: generation.base(rank, number) + drawn for rank in group.workers}
         torn = any(base % self._batches_per_step for base in bases.values())
         return None if newest.exhausted or torn else bases

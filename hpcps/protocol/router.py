@@ -18,7 +18,7 @@ from hpcps.config import RunConfig
 from hpcps.errors import ProtocolError
 from hpcps.plan import Route
 from hpcps.policy.rebalance import Rebalance, RebalanceDecision, RoutingFacts, ServerState, ShardState
-from hpcps.policy.server_rate import NUM_LOOKS, EstimateRate, RateEstimate
+from hpcps.policy.server_rate import NUM_LOOKS, EstimateRate, Look, RateEstimate, RateWithMore
 from hpcps.protocol.control import DrainTo, Move, Moved, RouteChange, ServerFacts, ServerLoad
 from hpcps.protocol.speeds import Report
 
@@ -73,7 +73,7 @@ class Router:
         self.route = route
         self._report = report
         self._policy = Rebalance(config.routing)
-        self._estimate = EstimateRate()
+        self._estimate, self._with_more = EstimateRate(), RateWithMore()
         by_server = sorted(facts, key=lambda fact: fact.server)
         numbers = list(range(route.num_servers))
         sane = all(0 < fact.bytes_per_s < math.inf for fact in by_server)
@@ -99,7 +99,7 @@ class Router:
         self._waiting: deque[_Planned] = deque()
         self._under_way: dict[int, tuple[_Planned, int]] = {}
         """By key, with the epoch."""
-        self._looks: list[deque[float]] = [deque(maxlen=NUM_LOOKS) for _ in numbers]
+        self._looks: list[deque[Look]] = [deque(maxlen=NUM_LOOKS) for _ in numbers]
         self._pushes_per_step = [1.0] * len(route.shards)
         self._steps_s: dict[int, float] = {}
         self._fresh: set[int] = set()
@@ -208,7 +208,7 @@ class Router:
         num_steps = max(load.pushes, default=0)
         if sum(load.pushes) < _MIN_PUSHES or load.raw_bytes <= 0 or load.busy_s <= 0:
             return
-        self._looks[server].append(load.busy_s / load.raw_bytes)
+        self._looks[server].append(Look(byte_s=load.busy_s / load.raw_bytes, load=load.raw_bytes / num_steps))
         self._steps_s[server] = load.seconds / num_steps
         for key, pushes in zip(load.keys, load.pushes, strict=True):
             if self.route.shards[key].server == server and key not in disturbed:
@@ -216,7 +216,11 @@ class Router:
 
     def _rates_now(self) -> list[RateEstimate]:
         """Rate of each server; one that was never measured is as much off what it said of itself as the others are."""
-        measured = {server: self._estimate.decide(list(looks)) for server, looks in enumerate(self._looks) if looks}
+        measured = {
+            server: self._estimate.decide([look.byte_s for look in looks])
+            for server, looks in enumerate(self._looks)
+            if looks
+        }
         ratios = [estimate.byte_s * self._rates[server] for server, estimate in measured.items()]
         ratio = statistics.median(ratios) if ratios else 1.0
         return [measured.get(server) or _unmeasured(ratio / rate) for server, rate in enumerate(self._rates)]
@@ -232,8 +236,9 @@ class Router:
                 memory_bytes=self._memory[server],
                 free_rooms=len(self._free[server]),
                 allowed=server in self._allowed,
+                more_byte_s=self._with_more.decide(list(looks)) if looks else 0.0,
             )
-            for server, rate in enumerate(self._rates_now())
+            for server, (rate, looks) in enumerate(zip(self._rates_now(), self._looks, strict=True))
         )
         shards = tuple(
             ShardState(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from hpcps.config import StalenessConfig, WindowConfig
 from hpcps.errors import ProtocolError
@@ -22,46 +21,9 @@ from hpcps.protocol.actions import Accumulate, Action, Close, Load, Notify, Refu
 from hpcps.protocol.arrivals import GroupCounts, Paces
 from hpcps.protocol.key_state import KeyState
 from hpcps.protocol.messages import Kind, PushHeader
+from hpcps.protocol.shard_state import ShardState, Window, taken
 
 __all__ = ["ServerProtocol"]
-
-_OFFSETS_KEPT = 64
-"""Arrival offsets that the deadline's median is taken over."""
-
-
-@dataclass(slots=True)
-class _Window:
-    """Pushes of one shard that will make its next version."""
-
-    opened_s: float = 0.0
-    groups: dict[int, int] = field(default_factory=dict)
-    """Clock of the push of each group in the window."""
-    weight: float = 0.0
-    decayed: float = 0.0
-    share_frac: float = 0.0
-    deadline_s: float | None = None
-
-
-@dataclass(slots=True)
-class _Key:
-    """What the server remembers of one shard."""
-
-    shard: Shard
-    version: int = -1
-    """-1 until the first values are in."""
-    received: dict[int, int] = field(default_factory=dict)
-    """Newest clock received from each group."""
-    settled: dict[int, int] = field(default_factory=dict)
-    """Newest clock of each group that was applied or refused."""
-    window: _Window = field(default_factory=_Window)
-    missed: tuple[float, frozenset[int]] = (0.0, frozenset())
-    """Opening time of the last window and the groups it closed with."""
-    offsets_s: deque[float] = field(default_factory=lambda: deque(maxlen=_OFFSETS_KEPT))
-    paces: Paces = field(default_factory=Paces)
-    held: deque[tuple[PushHeader, Token]] = field(default_factory=deque)
-    """Pushes of groups that have one in the window already."""
-    early: dict[tuple[int, int], tuple[PushHeader, Token]] = field(default_factory=dict)
-    """By (group, clock): pushes that overtook the one before them."""
 
 
 class ServerProtocol:
@@ -91,7 +53,7 @@ class ServerProtocol:
         adaptive: bool,
         overlap: int = 0,
     ) -> None:
-        self._keys = {shard.key: _Key(shard) for shard in shards}
+        self._keys = {shard.key: ShardState(shard) for shard in shards}
         self._window_policy = WindowPolicy(window)
         self._staleness_policy = StalenessPolicy(staleness)
         self._num_workers = num_workers
@@ -159,7 +121,7 @@ class ServerProtocol:
             following = state.early.pop((header.group, state.received[header.group] + 1), None)
         return actions
 
-    def _take(self, state: _Key, header: PushHeader, token: Token, *, now_s: float) -> list[Action]:
+    def _take(self, state: ShardState, header: PushHeader, token: Token, *, now_s: float) -> list[Action]:
         """The next push of a group: into the window, or held until there is a new one."""
         actions: list[Action] = []
         state.received[header.group] = header.clock
@@ -237,7 +199,7 @@ class ServerProtocol:
             actions += self._begin(given.generation, given.num_groups, since_clock=given.since_clock, now_s=now_s)
         elif given.generation == self.generation:
             self._num_groups = self._num_groups or given.num_groups
-        state = self._keys[shard.key] = _taken(shard, given, now_s=now_s)
+        state = self._keys[shard.key] = taken(shard, given, now_s=now_s)
         for generation, group, clock in given.ended:
             self._note_end(generation, group, clock)
         if given.generation < self.generation:
@@ -251,7 +213,7 @@ class ServerProtocol:
         state = self._keys[key]
         return Notify(key, state.version, tuple(sorted(state.settled.items())))
 
-    def _load(self, state: _Key, header: PushHeader, token: Token) -> list[Action]:
+    def _load(self, state: ShardState, header: PushHeader, token: Token) -> list[Action]:
         if state.version >= 0:
             return [Refuse(header.key, token, "first values are in already")]
         state.version = 0
@@ -272,7 +234,7 @@ class ServerProtocol:
             self._note_end(ended_generation, group, clock)
         return [action for state in self._keys.values() for action in self._restart(state, now_s=now_s)]
 
-    def _restart(self, state: _Key, *, now_s: float) -> list[Action]:
+    def _restart(self, state: ShardState, *, now_s: float) -> list[Action]:
         """Close what an older grouping left open of a shard; its groups are those of the grouping in force."""
         actions: list[Action] = []
         while state.window.groups:
@@ -293,7 +255,7 @@ class ServerProtocol:
             self._ended[group] = max(self._ended.get(group, 0), clock)
 
     def _admit(
-        self, state: _Key, header: PushHeader, token: Token, *, now_s: float, waited: bool = False
+        self, state: ShardState, header: PushHeader, token: Token, *, now_s: float, waited: bool = False
     ) -> list[Action]:
         """Let a push into the window, unless it is too stale; one that waited here for its turn tells of no arrival."""
         counts = self.counts.setdefault((header.generation, header.group), GroupCounts())
@@ -317,7 +279,7 @@ class ServerProtocol:
         window.share_frac += header.share_frac
         return [Accumulate(header.key, token, header.weight * decision.factor, staleness, offset_s, late)]
 
-    def _settle(self, state: _Key, *, now_s: float) -> list[Action]:
+    def _settle(self, state: ShardState, *, now_s: float) -> list[Action]:
         """Close the window if it is due, let held pushes in, and again."""
         actions: list[Action] = []
         while state.window.groups:
@@ -329,7 +291,7 @@ class ServerProtocol:
             actions += self._drain(state, now_s=now_s)
         return actions
 
-    def _drain(self, state: _Key, *, now_s: float) -> list[Action]:
+    def _drain(self, state: ShardState, *, now_s: float) -> list[Action]:
         """Let held pushes into the new window, in order of arrival, one a group."""
         actions: list[Action] = []
         waiting, state.held = state.held, deque()
@@ -340,7 +302,7 @@ class ServerProtocol:
                 actions += self._admit(state, header, token, now_s=now_s, waited=True)
         return actions
 
-    def _close(self, state: _Key) -> list[Action]:
+    def _close(self, state: ShardState) -> list[Action]:
         window = state.window
         fraction = min(1.0, window.share_frac)
         if abs(fraction - 1) < 1e-9:
@@ -351,11 +313,11 @@ class ServerProtocol:
         state.version += 1
         state.settled.update(window.groups)
         state.missed = (window.opened_s, frozenset(window.groups))
-        state.window = _Window()
+        state.window = Window()
         key = state.shard.key
         return [Close(key, state.version, total, scale, len(window.groups)), self.settled(key)]
 
-    def _facts(self, state: _Key, *, now_s: float) -> WindowFacts:
+    def _facts(self, state: ShardState, *, now_s: float) -> WindowFacts:
         live = self._live(state)
         step_s, slowest_s = state.paces.of(live)
         return WindowFacts(
@@ -371,35 +333,10 @@ class ServerProtocol:
             level=self._guard_level,
         )
 
-    def _live(self, state: _Key) -> list[int]:
+    def _live(self, state: ShardState) -> list[int]:
         """Groups in the window, and groups that still owe a push."""
         return [
             group
             for group in range(self._num_groups)
             if group in state.window.groups or self._ended.get(group, -1) != state.received.get(group, 0)
         ]
-
-
-def _taken(shard: Shard, given: KeyState, *, now_s: float) -> _Key:
-    """A shard as another server left it, on this server's clock."""
-    settled = dict(_pairs(given.settled))
-    in_window = dict(_pairs(given.window))
-    return _Key(
-        shard,
-        version=given.version,
-        received=settled | in_window,
-        settled=settled,
-        window=_Window(
-            opened_s=now_s - given.window_age_s,
-            groups=in_window,
-            weight=given.weight,
-            decayed=given.decayed,
-            share_frac=given.share_frac,
-        ),
-        missed=(now_s - given.missed_age_s, frozenset(given.missed)),
-        offsets_s=deque(given.offsets_s, maxlen=_OFFSETS_KEPT),
-    )
-
-
-def _pairs(lists: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    return [(group, clock) for group, clock in lists]

@@ -61,6 +61,7 @@ class _Worker:
     since_fit: int = 0
     link_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LINKS))
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WAITS))
+    links: Sequence[float] = ()
     max_samples: int = 0
 
     @property
@@ -129,7 +130,11 @@ class Speeds:
         ]
 
     def described(self) -> dict[str, object]:
-        """Fields of a ``capacity`` event: curves of computing, what they may be off by, and each link (0: unknown)."""
+        """Fields of a ``capacity`` event: curves of computing, what they may be off by, and links (0: unknown).
+
+        A link has the seconds of a step for which it is busy and, for each server, latency and bytes a second of
+        pushes, then of pulls; empty while the worker has told of none.
+        """
         fits, links = self.fits, self.link_s
         return {
             "workers": list(self._workers),
@@ -137,13 +142,8 @@ class Speeds:
             "per_sample_s": [fit.per_sample_s for fit in fits],
             "error_frac": [fit.error_frac for fit in fits],
             "link_s": [links.get(rank, 0.0) for rank in self._workers],
+            "links": [list(worker.links) for worker in self._workers.values()],
         }
-
-    @property
-    def by_rank(self) -> dict[int, float]:
-        """Samples a second of each known worker."""
-        known = [rank for rank, worker in self._workers.items() if worker.fit is not None]
-        return dict(zip(known, (fit.speed for fit in self.fits), strict=True))
 
     @property
     def noise_frac(self) -> float:
@@ -165,17 +165,13 @@ class Speeds:
         """Samples that each worker's memory was found to hold; of known ones only."""
         return {rank: worker.max_samples for rank, worker in self._workers.items() if worker.max_samples}
 
-    @property
-    def cpu_wait_frac(self) -> dict[int, float]:
-        """Part of its time in which each worker waits for a processor that others use, over its last reports."""
-        return {rank: statistics.fmean(worker.waits) for rank, worker in self._workers.items() if worker.waits}
-
     def take(
         self,
         rank: int,
         steps: Sequence[TimedStep],
         *,
         link_s: Sequence[float] = (),
+        links: Sequence[float] = (),
         cpu_wait_frac: float = 0.0,
         max_samples: int = 0,
     ) -> bool:
@@ -185,16 +181,18 @@ class Speeds:
             rank: world rank of the worker.
             steps: its finished steps.
             link_s: seconds for which its own link was busy in each, empty: unknown.
+            links: its links to the servers as ``OrderRequest`` has them, empty: as before.
             cpu_wait_frac: part of the time in which it waited for a processor, 0 to 1.
             max_samples: samples that its memory holds, 0: unknown.
 
         Returns:
-            True if the shares are to be looked at again: a new line, a change, a level that moved by more than half the
-            dead band since the last time, one that is known better where noise hid gains, or another cap. Nothing else
-            is worth a partition.
+            True if the shares are to be looked at again: a new line, a change, a level that moved since the last time
+            by more than half the dead band and more than all levels may be off by, one that is known better where noise
+            hid gains, or another cap. Nothing else is worth a partition.
         """
         worker = self._workers[rank]
         worker.link_s.extend(link_s)
+        worker.links = links or worker.links
         if steps:
             worker.waits.append(cpu_wait_frac)
         moved = max_samples not in (0, worker.max_samples)
@@ -249,7 +247,8 @@ class Speeds:
                 return True
         if worker.level.num_steps.bit_length() > before.num_steps.bit_length() and self._hides_gains(before):
             return True
-        return abs(worker.level.level - worker.told) > self._config.dead_band_frac / 2
+        moved = abs(worker.level.level - worker.told)
+        return moved > max(self._config.dead_band_frac / 2, worker.level.error_frac * self._spread)
 
     def _hides_gains(self, level: LevelMemory) -> bool:
         """True where a level was known so badly that gains above the dead band had to be passed over."""

@@ -14,9 +14,11 @@ less the worker's first one of that generation.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hpcps.errors import ProtocolError
 from hpcps.plan import Group, Grouping
 from hpcps.policy.partition import equal_shares
 from hpcps.protocol.costs import CostTerms
@@ -24,15 +26,25 @@ from hpcps.protocol.costs import CostTerms
 __all__ = ["Batch", "Generation", "Loader", "Pass", "Stream"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
-    """One batch of one group: the first sample of each member and its count."""
+    """One batch of one group.
+
+    Args:
+        starts: first sample of each member.
+        counts: samples of each member.
+        num_samples: samples of all of them.
+        num_idle: members without a sample.
+        share_frac: the group's part of a full global batch.
+        terms: where samples have costs, by what the members find their own among the group's.
+    """
 
     starts: dict[int, int]
     counts: dict[int, int]
+    num_samples: int
+    num_idle: int
     share_frac: float
     terms: CostTerms | None = None
-    """Where samples have costs: by what the members find their own among the group's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +72,53 @@ class Generation:
 
 @dataclass(slots=True)
 class Stream:
-    """Batches of one group in one pass."""
+    """Batches of one group in one pass; those that all members have are forgotten."""
 
     members: tuple[int, ...]
-    batches: list[Batch] = field(default_factory=list)
+    batches: deque[Batch] = field(default_factory=deque)
+    """Those that some member still has to get."""
+    first: int = 0
+    """Place of the first of them."""
+    given: dict[int, int] = field(default_factory=dict)
+    """Batches that each member got."""
     ended: bool = False
     """No batch comes any more: no sample is left, or a member broke the pass off."""
+    terms: CostTerms | None = None
+    """Those of the last batch."""
     head_start: int = 0
     """Batches that count as done before its first: a group that comes late is not behind."""
     done: dict[int, int] = field(default_factory=dict)
     """Batches that each member is through with."""
 
     @property
+    def num_drawn(self) -> int:
+        """Batches of the group so far."""
+        return self.first + len(self.batches)
+
+    @property
     def progress(self) -> int:
         """Batches that the whole group is through with."""
         return self.head_start + min(self.done.get(rank, 0) for rank in self.members)
+
+    def give(self, rank: int, place: int) -> Batch | None:
+        """A member's part of the batch at a place; None past the last one.
+
+        Raises:
+            ProtocolError: it had that one before.
+        """
+        if place >= self.num_drawn:
+            return None
+        if place < self.given.get(rank, 0):
+            raise ProtocolError(
+                f"cannot give rank {rank} batch {place} of its group twice; run the same hpcps on every rank", rank=rank
+            )
+        batch = self.batches[place - self.first]
+        self.given[rank] = place + 1
+        if place == self.first and len(self.given) == len(self.members):
+            for _ in range(min(self.given.values()) - self.first):
+                self.batches.popleft()
+                self.first += 1
+        return batch
 
 
 @dataclass(slots=True)
@@ -116,13 +160,13 @@ class Pass:
         name = (generation, group.index)
         stream = self.streams[name]
         others = self._others(name, paused) if ahead > 0 and not self.exhausted else []
-        return not others or stream.head_start + len(stream.batches) <= min(others) + ahead
+        return not others or stream.head_start + stream.num_drawn <= min(others) + ahead
 
     def even_out(self) -> None:
         """Count every group as far as the furthest: a bound that begins now holds nobody up for what lies behind."""
         for name, stream in self.streams.items():
-            drawn = [each.head_start + len(each.batches) for other, each in self.streams.items() if other[0] == name[0]]
-            stream.head_start = max(drawn) - len(stream.batches)
+            drawn = [each.head_start + each.num_drawn for other, each in self.streams.items() if other[0] == name[0]]
+            stream.head_start = max(drawn) - stream.num_drawn
 
     def _others(self, name: tuple[int, int], paused: Collection[int]) -> list[int]:
         return [
@@ -191,14 +235,16 @@ class Loader:
         for count in counts:
             starts.append(position)
             position += count
-        pass_.cursor = position
         stream.batches.append(
             Batch(
-                dict(zip(members, starts, strict=True)),
-                dict(zip(members, counts, strict=True)),
-                min(1.0, total / self.global_batch),
+                starts=dict(zip(members, starts, strict=True)),
+                counts=dict(zip(members, counts, strict=True)),
+                num_samples=position - pass_.cursor,
+                num_idle=sum(count == 0 for count in counts),
+                share_frac=min(1.0, total / self.global_batch),
             )
         )
+        pass_.cursor = position
         return True
 
 

@@ -206,7 +206,8 @@ class ServerEvent:
     """A server's counters at the end: ``raw_bytes`` without a codec; staleness in versions over its pushes.
 
     A push counts where its shard is, not where it was sent on. Weights are samples or what the script weighs by;
-    ``num_moves`` counts shards given to other servers, ``num_relayed`` frames sent on to where their shard is.
+    ``num_moves`` counts shards given to other servers, ``num_relayed`` frames sent on to where their shard is;
+    ``cost_bias`` is the mean cost of a sample as applied over that as pushed, less 1.
     """
 
     rank: int
@@ -224,6 +225,7 @@ class ServerEvent:
     num_moves: int = 0
     moved_bytes: int = 0
     num_relayed: int = 0
+    cost_bias: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,23 +6,18 @@ Joins the worker's state machine with the channel. One thread uses it, the scrip
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from hpcps.codec.encoder import Encoded, plain
-from hpcps.comm.channel import Array, Channel, Control, Notice, Ticket
+from hpcps.comm.channel import Array, Channel, Notice, Ticket
 from hpcps.config import RunConfig
 from hpcps.errors import PlanMismatchError, ProtocolError
 from hpcps.native import checksum
 from hpcps.plan import Group, Grouping, Roles, Route, Shard, TensorSpec, digest
 from hpcps.protocol.control import (
     BarrierEnter,
-    BarrierLeave,
-    ControlMessage,
     DecodeCosts,
     Done,
     DrainTo,
@@ -30,41 +25,23 @@ from hpcps.protocol.control import (
     JoinGroup,
     Order,
     Register,
-    RegisterReply,
     RouteChange,
-    ServerFacts,
-    decode_control,
-    encode_control,
 )
 from hpcps.protocol.messages import Kind
 from hpcps.protocol.worker import WorkerProtocol, owner_of
 from hpcps.runtime.compression import Compression
+from hpcps.runtime.mailbox import Mailbox
 from hpcps.runtime.metrics import EventLog
+from hpcps.runtime.passes import Contribution
 from hpcps.runtime.placing import check_servers, place_shards, rerouted, with_rules
 from hpcps.runtime.pull import Pull
-from hpcps.runtime.wire import frame_shape, layout_of, rooms_per_server, to_json
+from hpcps.runtime.wire import frame_shape, layout_of, to_json
 from hpcps.update.rule import RuleSpec
 
-__all__ = ["Array", "Contribution", "Pull", "Ticket", "WorkerClient"]
+__all__ = ["Array", "Pull", "Ticket", "WorkerClient"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """What a group's step says besides the gradient itself.
-
-    Args:
-        weight: samples (or tokens) that the gradient is the mean of.
-        share_frac: the group's part of a full global batch.
-        options: numeric options of all parameter groups, flattened.
-        present: one entry a tensor: whether anyone in the group had a gradient.
-        sample_cost: mean cost of a sample of the step, in units of a mean sample of the data; 1 where unknown.
-    """
-
-    weight: float
-    share_frac: float
-    options: tuple[float, ...]
-    present: Sequence[bool]
-    sample_cost: float = 1.0
+POOLED_AT_ONCE = 8
+"""Shards whose residuals are summed over the workers together: few hold little memory, one waits for each."""
 
 
 class WorkerClient:
@@ -87,20 +64,15 @@ class WorkerClient:
         self._group = self.grouping.groups[0]
         self._route: Route | None = None
         self._num_rooms: tuple[int, ...] = ()
-        self._facts: dict[int, ServerFacts] = {}
         self._protocol = WorkerProtocol(self.rank, num_keys=0)
-        self._replies: list[str] = []
-        self._orders: dict[tuple[int, int, int], Order] = {}
-        self._barriers_left = 0
+        self.mail = Mailbox(channel, roles=roles, on_notice=self._on_notice, on_news=self._on_news)
         self._num_barriers = 0
         self._told_end = (-1, -1)
 
     def place(self, tensors: tuple[TensorSpec, ...]) -> Route:
         """Cut the tensors into shards and give each a server; the same on every worker."""
-        num_servers = len(self.roles.servers)
-        if num_servers > 1:
-            self.wait("every server to say what it can do", until=lambda: len(self._facts) == num_servers)
-        return place_shards(tensors, config=self.config, roles=self.roles, facts=self._facts)
+        facts = self.mail.wait_facts() if len(self.roles.servers) > 1 else {}
+        return place_shards(tensors, config=self.config, roles=self.roles, facts=facts)
 
     def with_rules(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         """Give each tensor the codec that the rules name."""
@@ -123,18 +95,15 @@ class WorkerClient:
             tensors=to_json(tensors) if first else "",
             rule=rule_text if first else "",
         )
-        self._tell_servers(message)
-        self.wait("every server to accept the plan", until=lambda: len(self._replies) == len(self.roles.servers))
-        for refusal in self._replies:
+        self.mail.tell_servers(message)
+        for refusal in self.mail.wait_replies():
             if refusal:
                 raise PlanMismatchError(refusal, rank=self.rank)
         self._route = route
-        self._num_rooms = rooms_per_server(route, self.config.routing)
         self._shapes = [frame_shape(shard, rule) for shard in route.shards]
         self._protocol = WorkerProtocol(self.rank, num_keys=len(route.shards))
-        self.channel.open(
-            layout_of(route, rule, roles=self.roles, config=self.config.comm, routing=self.config.routing)
-        )
+        layout = layout_of(route, rule, roles=self.roles, config=self.config.comm, routing=self.config.routing)
+        self._num_rooms = self.channel.open(layout).num_rooms
         if self.grouping.generation > 0:
             self.channel.regroup([list(group.workers) for group in self.grouping.groups])
         self._join()
@@ -147,8 +116,8 @@ class WorkerClient:
                 presence = bytes(len(shard.pieces))
                 encoded = plain(values[shard.key])
                 tickets.append(self._send(shard, Kind.INIT, encoded=encoded, options=options, presence=presence))
-            self.wait("the servers to take the first values", tickets=tickets)
-        self.wait("the servers to publish the first values", until=self._protocol.loaded)
+            self.mail.wait("the servers to take the first values", tickets=tickets)
+        self.mail.wait("the servers to publish the first values", until=self._protocol.loaded)
         for shard in self.route.shards:
             self._protocol.on_pulled(shard.key, version=0)
 
@@ -205,7 +174,7 @@ class WorkerClient:
     def wait_settled(self) -> None:
         """Wait until all steps of the group are applied or refused."""
         clock = self._protocol.clock
-        self.wait(f"the servers to settle step {clock}", until=lambda: self._protocol.settled_through(clock))
+        self.mail.wait(f"the servers to settle step {clock}", until=lambda: self._protocol.settled_through(clock))
 
     def start_pull(self, out: Sequence[Array], *, slack: int = 0) -> Pull:
         """Begin to read every shard that has a version newer than the model's.
@@ -220,12 +189,12 @@ class WorkerClient:
 
     def go_on(self, pull: Pull) -> None:
         """Start what may be read by now, without waiting."""
-        self.process()
+        self.mail.process()
         pull.start()
 
     def wait_pull(self, pull: Pull) -> None:
         """Wait until everything is read."""
-        self.wait(f"the servers to settle step {pull.clock}", until=pull.start, tickets=pull.tickets)
+        self.mail.wait(f"the servers to settle step {pull.clock}", until=pull.start, tickets=pull.tickets)
 
     def finish_pull(self, pull: Pull) -> tuple[int, ...]:
         """Wait for a read; the model's versions are then its. Returns the keys that were read."""
@@ -237,10 +206,8 @@ class WorkerClient:
 
         A notice may come late; who has waited for its own pushes knows of the versions that they made.
         """
-        rows = np.zeros((len(self.roles.workers), len(self.route.shards)))
-        rows[self.roles.workers.index(self.rank)] = [self._protocol.newest(shard.key) for shard in self.route.shards]
-        ticket = self.allreduce(rows.reshape(-1), everyone=True)
-        self.wait("the versions that the other workers know", tickets=(ticket,))
+        own = [self._protocol.newest(shard.key) for shard in self.route.shards]
+        rows = self._gather(own, "the versions that the other workers know")
         for shard in self.route.shards:
             self._protocol.on_notice(shard.key, version=int(rows[:, shard.key].max()), clock=0)
 
@@ -268,15 +235,9 @@ class WorkerClient:
     def broadcast(self, buffer: Array) -> None:
         """Give all workers the first worker's buffer."""
         ticket = self.channel.broadcast(buffer, self.roles.workers[0])
-        self.wait("the first worker's values", tickets=(ticket,))
+        self.mail.wait("the first worker's values", tickets=(ticket,))
 
-    # --- work ------------------------------------------------------------------------------------------
-
-    def order(self, loader: int, epoch: int, index: int) -> Order:
-        """Wait for the order that answers a request."""
-        name = (loader, epoch, index)
-        self.wait(f"batch {index} of epoch {epoch}", until=lambda: name in self._orders)
-        return self._orders.pop(name)
+    # --- groups and servers ---------------------------------------------------------------------------
 
     def adopt(self, order: Order, *, refresh: Callable[[], None] | None = None) -> bool:
         """Regroup if the order belongs to a new grouping; True if it did. Collective over the workers.
@@ -293,13 +254,15 @@ class WorkerClient:
         if order.generation < self.grouping.generation:
             raise ProtocolError(
                 f"cannot go back to grouping {order.generation} at rank {self.rank}: it is in grouping"
-                f" {self.grouping.generation} already; read one loader at a time, or set grouping.regroup off",
+                f" {self.grouping.generation} already; read one loader at a time, or set grouping.regroup and"
+                " guard.enabled off",
                 rank=self.rank,
             )
         if self.registered:
             self.end_of_data()
             self.wait_settled()
-            self._protocol.on_regroup(self._largest_clock())
+            clocks = self._gather([self._protocol.clock], "the other workers to regroup")
+            self._protocol.on_regroup(int(clocks.max()))
             if refresh is not None:
                 refresh()
         self.grouping = Grouping(
@@ -313,24 +276,27 @@ class WorkerClient:
             self._join()
         return True
 
-    def _largest_clock(self) -> int:
-        """Clock of the worker that made the most steps; returns when all workers have come here."""
-        clocks = np.zeros(len(self.roles.workers))
-        clocks[self.roles.workers.index(self.rank)] = self._protocol.clock
-        self.wait("the other workers to regroup", tickets=(self.allreduce(clocks, everyone=True),))
-        return int(clocks.max())
+    def _gather(self, row: Sequence[float], what: str) -> Array:
+        """The numbers of all workers, a row each; returns when all workers have come here."""
+        rows = np.zeros((len(self.roles.workers), len(row)))
+        rows[self.roles.workers.index(self.rank)] = row
+        self.mail.wait(what, tickets=(self.allreduce(rows.reshape(-1), everyone=True),))
+        return rows
 
     def _pool_owed(self) -> None:
         """Give every worker the sum of what the old groups' codecs left out, each by its part of a batch.
 
         Every new group owes all of it: its own part of the batch is what the servers make of it.
         """
-        group = self._group
-        for shard in self.route.shards:
-            if self.compression.may_owe(shard):
-                total = self.compression.take_owed(shard)
-                self.wait("what the other groups owe", tickets=(self.allreduce(total, everyone=True),))
-                if owner_of(shard, group) == self.rank:
+        shards = [shard for shard in self.route.shards if self.compression.may_owe(shard)]
+        for first in range(0, len(shards), POOLED_AT_ONCE):
+            some = shards[first : first + POOLED_AT_ONCE]
+            totals = [self.compression.take_owed(shard) for shard in some]
+            self.mail.wait(
+                "what the other groups owe", tickets=[self.allreduce(each, everyone=True) for each in totals]
+            )
+            for shard, total in zip(some, totals, strict=True):
+                if owner_of(shard, self._group) == self.rank:
                     self.compression.owe(shard, total)
 
     def end_of_data(self) -> None:
@@ -338,15 +304,15 @@ class WorkerClient:
         told = (self.grouping.generation, self._protocol.clock)
         if self.registered and told != self._told_end and self.rank == self.group.workers[0]:
             self._told_end = told
-            self._tell_servers(EndOfData(generation=told[0], group=self.group.index, clock=told[1]))
+            self.mail.tell_servers(EndOfData(generation=told[0], group=self.group.index, clock=told[1]))
 
     def barrier(self) -> None:
         """Wait for all workers; until the next step no window waits for this one's group."""
         self.end_of_data()
         self._num_barriers += 1
         index = self._num_barriers
-        self.tell_coordinator(BarrierEnter(rank=self.rank, index=index))
-        self.wait(f"the other workers at barrier {index}", until=lambda: self._barriers_left >= index)
+        self.mail.tell_coordinator(BarrierEnter(rank=self.rank, index=index))
+        self.mail.wait_barrier(index)
 
     def use_servers(self, servers: Sequence[int]) -> None:
         """Ask for a move of all shards to these servers (indices), beside those that the user gave to others.
@@ -357,66 +323,22 @@ class WorkerClient:
         route = self.route
         check_servers(servers, route=route, num_rooms=self._num_rooms, routing=self.config.routing)
         if route.num_servers > 1:
-            self.tell_coordinator(DrainTo(rank=self.rank, servers=sorted(servers)))
+            self.mail.tell_coordinator(DrainTo(rank=self.rank, servers=sorted(servers)))
 
     def leave(self) -> None:
         """Say that nothing more will come."""
-        self._tell_servers(Done(rank=self.rank))
-
-    def tell_coordinator(self, message: ControlMessage) -> None:
-        """Send a message to the first server."""
-        self.channel.send(self.roles.servers[0], encode_control(message))
+        self.mail.tell_servers(Done(rank=self.rank))
 
     # --- inside ----------------------------------------------------------------------------------------
 
-    def wait(self, what: str, *, until: Callable[[], bool] | None = None, tickets: Sequence[Ticket] = ()) -> None:
-        """Take in events until a condition holds and all tickets are done.
+    def _on_notice(self, notice: Notice) -> None:
+        self._protocol.on_notice(notice.key, version=notice.version, clock=notice.clock)
 
-        Args:
-            what: what is waited for, for the error.
-            until: the condition, asked after every look at the events; it may start more work.
-            tickets: operations under way; ``until`` may add to them.
-        """
-        end_s = time.monotonic() + self.channel.deadline_s
-        while True:
-            self.process()
-            ready = until is None or until()
-            if ready and all(ticket.done for ticket in tickets):
-                return
-            left_s = end_s - time.monotonic()
-            self.channel.wait(partial(self._news, tickets if ready else None), what, deadline_s=left_s)
-
-    def process(self) -> None:
-        """Take in what has come."""
-        for event in self.channel.take():
-            if isinstance(event, Notice):
-                self._protocol.on_notice(event.key, version=event.version, clock=event.clock)
-            elif isinstance(event, Control):
-                self._on_control(decode_control(event.data))
-
-    def _news(self, tickets: Sequence[Ticket] | None) -> bool:
-        return self.channel.has_events or (tickets is not None and all(ticket.done for ticket in tickets))
-
-    def _on_control(self, message: ControlMessage) -> None:
-        if isinstance(message, Order):
-            self._orders[message.loader, message.epoch, message.index] = message
-        elif isinstance(message, BarrierLeave):
-            self._barriers_left = max(self._barriers_left, message.index)
-        elif isinstance(message, RegisterReply):
-            self._replies.append(message.refusal)
-        elif isinstance(message, ServerFacts):
-            self._facts[message.server] = message
-        elif isinstance(message, RouteChange):
-            self._reroute(message)
-        elif isinstance(message, DecodeCosts):
+    def _on_news(self, message: RouteChange | DecodeCosts) -> None:
+        """Shards are elsewhere: pull and push them there from now on. Or a server told what decoding takes."""
+        if isinstance(message, DecodeCosts):
             self.compression.on_decode_costs(message)
-        else:
-            raise ProtocolError(
-                f"cannot accept {type(message).__name__} on a worker; run the same hpcps on every rank", rank=self.rank
-            )
-
-    def _reroute(self, message: RouteChange) -> None:
-        """Shards are elsewhere: pull and push them there from now on."""
+            return
         self._route = rerouted(self.route, message, num_rooms=self._num_rooms)
         for key in message.keys:
             shard = self._route.shards[key]
@@ -424,12 +346,7 @@ class WorkerClient:
             self.channel.reroute(key, shard.server, shard.room)
 
     def _join(self) -> None:
-        self._tell_servers(JoinGroup(rank=self.rank, generation=self.grouping.generation, group=self.group.index))
-
-    def _tell_servers(self, message: ControlMessage) -> None:
-        data = encode_control(message)
-        for server in self.roles.servers:
-            self.channel.send(server, data)
+        self.mail.tell_servers(JoinGroup(rank=self.rank, generation=self.grouping.generation, group=self.group.index))
 
     def _send(
         self,

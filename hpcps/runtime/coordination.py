@@ -26,8 +26,8 @@ from hpcps.protocol.control import (
     RouteChange,
     ServerFacts,
     ServerLoad,
-    encode_control,
 )
+from hpcps.protocol.control_json import encode_control
 from hpcps.protocol.coordinator import Coordinator, Reply
 from hpcps.protocol.guard import Guard, is_together, ssp_bound
 from hpcps.protocol.router import Router

@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ from hpcps.runtime.client import WorkerClient
 from hpcps.runtime.emulation import check_emulation
 from hpcps.runtime.job import Job
 from hpcps.runtime.logs import open_logs, run_dir
+from hpcps.runtime.memory import free_memory
 from hpcps.runtime.metrics import EventLog
 from hpcps.runtime.server_loop import MakeRule, ServerLoop
 
@@ -135,7 +137,9 @@ def start(
     )
     _set_threads(world, use_threads)
     if role == "server":
-        ServerLoop(channel, config, roles=roles, make_rule=make_rule, events=events).serve()
+        num_here = sum(world.ranks[rank].host == facts.host for rank in roles.servers)
+        memory = partial(free_memory, parts=num_here)
+        ServerLoop(channel, config, roles=roles, make_rule=make_rule, events=events, memory=memory).serve()
         events.close()
         _leave(channel)
         raise SystemExit(0)

@@ -199,7 +199,7 @@ class Job:
         if num_features:
             self._num_features = num_features
             self._features = [0.0] * (num_features * (len(self._timed) // 2))
-        self.client.tell_coordinator(
+        self.client.mail.tell_coordinator(
             LoaderOpen(
                 rank=self.rank,
                 loader=index,
@@ -223,7 +223,7 @@ class Job:
     def take_order(self, pass_: LoaderPass) -> Order:
         """Wait for the next order of an epoch."""
         began_s = time.monotonic()
-        order = self.client.order(pass_.loader, pass_.epoch, pass_.taken)
+        order = self.client.mail.wait_order(pass_.loader, pass_.epoch, pass_.taken)
         pass_.waited_s += time.monotonic() - began_s
         pass_.taken += 1
         if order.end:
@@ -286,7 +286,7 @@ class Job:
         """
         names, seen = list(self._sums), self._observer.take()
         index, pass_.asked = pass_.asked, pass_.asked + 1
-        self.client.tell_coordinator(
+        self.client.mail.tell_coordinator(
             OrderRequest(
                 rank=self.rank,
                 loader=pass_.loader,
@@ -301,6 +301,7 @@ class Job:
                 num_samples=self._num_unreported,
                 features=self._features,
                 link_s=seen.link_s,
+                links=seen.links,
                 cpu_wait_frac=seen.cpu_wait_frac,
                 max_samples=seen.max_samples,
                 done=pass_.done,

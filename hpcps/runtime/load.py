@@ -58,7 +58,8 @@ class LoadMeter:
     """Counters of one server between two reports.
 
     A server is busy while it works on what has come: also while it waits for a processor that others use or that
-    a quota holds back, for that is what slows its shards. It is not busy while it waits for another rank.
+    a quota holds back, or for its own communication thread, for that is what slows its shards. It is not busy while it
+    moves shards.
 
     Args:
         server: index of the server.
@@ -89,7 +90,7 @@ class LoadMeter:
     def _clear(self) -> None:
         self._began_s = self._clock()
         self._cpu_began_s = self._cpu_clock()
-        self._busy_s = self._waited_s = 0.0
+        self._busy_s = self._left_out_s = 0.0
         self._raw_bytes = self._queue = 0
         self._pushes: dict[int, int] = {}
         self._num_pushes = self._num_late = self._staleness_sum = 0
@@ -101,25 +102,25 @@ class LoadMeter:
     def turn_began(self) -> None:
         """A turn begins."""
         self._turn_began_s = self._clock()
-        self._waited_s = 0.0
+        self._left_out_s = 0.0
 
     def turn_ended(self, *, worked: bool) -> None:
         """The turn is over; one that found nothing to do is no work."""
         if worked:
-            self._busy_s += max(0.0, self._clock() - self._turn_began_s - self._waited_s)
+            self._busy_s += max(0.0, self._clock() - self._turn_began_s - self._left_out_s)
 
-    def waited(self, seconds: float) -> None:
-        """So much of this turn was spent waiting for another rank."""
-        self._waited_s += seconds
+    def leave_out(self, seconds: float) -> None:
+        """So much of this turn says nothing of how quickly gradients are taken."""
+        self._left_out_s += seconds
 
     def queued(self, num_frames: int) -> None:
         """A turn found so many frames waiting."""
         self._queue = max(self._queue, num_frames)
 
-    def arrived(self, key: int, raw_bytes: int) -> None:
-        """A push of a shard came in; bytes as they were before a codec."""
-        self._raw_bytes += raw_bytes
-        self._pushes[key] = self._pushes.get(key, 0) + 1
+    def arrived(self, key: int, raw_bytes: int, *, times: int = 1) -> None:
+        """A push of a shard came in, bytes as they were before a codec; -1 times: it goes on to another server."""
+        self._raw_bytes += times * raw_bytes
+        self._pushes[key] = self._pushes.get(key, 0) + times
 
     def admitted(self, *, staleness: int, offset_s: float, late: bool) -> None:
         """A push was let into a window.
@@ -168,9 +169,9 @@ class LoadMeter:
             seconds=self._clock() - self._began_s,
             busy_s=self._busy_s,
             cpu_s=self._cpu_clock() - self._cpu_began_s,
-            raw_bytes=self._raw_bytes,
+            raw_bytes=max(0, self._raw_bytes),
             keys=held,
-            pushes=[self._pushes.get(key, 0) for key in held],
+            pushes=[max(0, self._pushes.get(key, 0)) for key in held],
             queue=self._queue,
             memory_bytes=self._memory(),
             num_pushes=self._num_pushes,

@@ -13,16 +13,15 @@ from hpcps.units import KiB
 __all__ = ["free_memory"]
 
 
-def free_memory(root: Path = Path("/")) -> int:
+def free_memory(root: Path = Path("/"), *, parts: int = 1) -> int:
     """Bytes that may still be used, 0: unknown.
-
-    All processes of a host and of a control group share it: two servers of a host are told the same bytes.
 
     Args:
         root: folder that holds ``proc`` and ``sys``.
+        parts: processes of the host that need as much, this one included; each is told its part.
     """
     bounds = [*_available(root), *_left_in_groups(root)]
-    return max(1, min(bounds)) if bounds else 0
+    return max(1, min(bounds) // parts) if bounds else 0
 
 
 def _available(root: Path) -> Iterator[int]:

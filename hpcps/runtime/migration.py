@@ -108,7 +108,7 @@ class Migration:
         self._stats.moved_bytes += body.nbytes
         frames: list[Frame] = waiting
         for frame in frames:
-            self._stats.count_push(frame.header, raw_bytes=self._shards[key].num_bytes, times=-1)
+            self._store.hand_on(frame, self._shards[key])
             self.send_on(key, frame.head, frame.payload, frame.slot)
 
     def send_on(self, key: int, head: bytes, payload: Bytes, slot: Slot | None) -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpcps.comm.channel import Channel
+from hpcps.comm.link import NO_USE, LinkUse
+from hpcps.policy.link_estimate import LinkEstimate
 from hpcps.policy.memory import FitMemory
 from hpcps.runtime.disturbance import Disturbance
 
@@ -24,13 +26,40 @@ NUM_SIZES = 4
 """Sizes of batches whose peak is measured: the warm-up's two, and those of the first shares."""
 
 
+LINK_STEPS = 10
+"""Steps between two reports of the links."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
     """What was seen since the last report; see ``OrderRequest``."""
 
     link_s: list[float]
+    links: list[float]
     cpu_wait_frac: float
     max_samples: int
+
+
+@dataclass(slots=True)
+class _Way:
+    """One direction between this worker and a server."""
+
+    estimate: LinkEstimate = field(default_factory=LinkEstimate)
+    seen: LinkUse = NO_USE
+
+    def note(self, use: LinkUse, *, step: int) -> float:
+        """Take in what went this way in a step, as its mean frame. Returns: seconds in which it was busy."""
+        frames, busy_s = use.num_frames - self.seen.num_frames, use.busy_s - self.seen.busy_s
+        if frames > 0 and busy_s > 0:
+            num_bytes = use.num_bytes - self.seen.num_bytes
+            self.estimate.add(max(1, num_bytes // frames), busy_s / frames, step=step)
+        self.seen = use
+        return busy_s
+
+    def described(self) -> tuple[float, float]:
+        """Latency in seconds and bytes a second; 0 and 0: unknown."""
+        facts = self.estimate.facts(0)
+        return (facts.latency_s, facts.bytes_per_s) if facts.num_transfers else (0.0, 0.0)
 
 
 class Observer:
@@ -44,13 +73,15 @@ class Observer:
 
     def __init__(self, channel: Channel, *, num_servers: int, disturbance: Disturbance | None = None) -> None:
         self._channel = channel
-        self._num_servers = num_servers
+        self._ways = [(_Way(), _Way()) for _ in range(num_servers)]
+        """Pushes and pulls of each server."""
+        self._num_steps = 0
+        self._links: list[float] = []
         self._disturbance = disturbance or Disturbance()
         self._meter: MemoryMeter | None = None
         self._peaks: dict[int, int] = {}
         self._measures = False
         self._max_samples = 0
-        self._busy_s = 0.0
         self._link_s: list[float] = []
         self._wait_began_s = self._waited_s = self._compute_s = 0.0
 
@@ -85,16 +116,27 @@ class Observer:
 
     def end_step(self, num_batches: int) -> None:
         """A step is over; its exchange counts for each of its batches alike."""
-        if self._num_servers:
-            busy_s = sum(self._channel.link_use(server).busy_s for server in range(self._num_servers))
-            self._link_s.append((busy_s - self._busy_s) / max(1, num_batches))
-            self._busy_s = busy_s
+        if not self._ways:
+            return
+        self._num_steps += 1
+        busy_s = 0.0
+        for server, (pushes, pulls) in enumerate(self._ways):
+            busy_s += pushes.note(self._channel.link_use(server), step=self._num_steps)
+            pulls.note(self._channel.pull_use(server), step=self._num_steps)
+        self._link_s.append(busy_s / max(1, num_batches))
+        if self._num_steps % LINK_STEPS == 0:
+            self._links = [number for both in self._ways for way in both for number in way.described()]
 
     def take(self) -> Sight:
         """What was seen since the last call."""
         wait_frac = self._waited_s / self._compute_s if self._compute_s > 0 else 0.0
-        sight = Sight(link_s=self._link_s, cpu_wait_frac=min(1.0, max(0.0, wait_frac)), max_samples=self._max_samples)
-        self._link_s, self._waited_s, self._compute_s = [], 0.0, 0.0
+        sight = Sight(
+            link_s=self._link_s,
+            links=self._links,
+            cpu_wait_frac=min(1.0, max(0.0, wait_frac)),
+            max_samples=self._max_samples,
+        )
+        self._link_s, self._links, self._waited_s, self._compute_s = [], [], 0.0, 0.0
         return sight
 
     def close(self) -> None:

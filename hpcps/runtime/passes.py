@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from hpcps.protocol.control import Order
 from hpcps.runtime.work import BatchWork
 
-__all__ = ["LoaderPass", "Order", "Stepper"]
+__all__ = ["Contribution", "LoaderPass", "Order", "Stepper"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """What a group's step says besides the gradient itself.
+
+    Args:
+        weight: samples (or tokens) that the gradient is the mean of.
+        share_frac: the group's part of a full global batch.
+        options: numeric options of all parameter groups, flattened.
+        present: one entry a tensor: whether anyone in the group had a gradient.
+        sample_cost: mean cost of a sample of the step, in units of a mean sample of the data; 1 where unknown.
+    """
+
+    weight: float
+    share_frac: float
+    options: tuple[float, ...]
+    present: Sequence[bool]
+    sample_cost: float = 1.0
 
 
 class Stepper(Protocol):

@@ -27,9 +27,8 @@ from hpcps.protocol.control import (
     Register,
     RegisterReply,
     ServerFacts,
-    decode_control,
-    encode_control,
 )
+from hpcps.protocol.control_json import check_sender, decode_control, encode_control
 from hpcps.protocol.messages import HEADER_BYTES, FrameShape, PushHeader
 from hpcps.protocol.server import ServerProtocol
 from hpcps.runtime.compression import AUTO
@@ -43,7 +42,7 @@ from hpcps.runtime.migration import Migration
 from hpcps.runtime.parcels import Kind, unpack_head
 from hpcps.runtime.server_stats import ServerStats
 from hpcps.runtime.shard_store import ShardStore
-from hpcps.runtime.wire import frame_shape, layout_of, rooms_per_server, route_from_json, tensors_from_json
+from hpcps.runtime.wire import frame_shape, layout_of, route_from_json, tensors_from_json
 from hpcps.update.rule import Rule, RuleSpec
 
 __all__ = ["MakeRule", "ServerLoop", "ServerStats"]
@@ -80,6 +79,7 @@ class ServerLoop:
         make_rule: makes the optimizer of a shard.
         events: where events go.
         measure: tells the gradient bytes a second that this server takes; the emulated rate, 0 for none, goes in.
+        memory: tells the bytes that this server may still use, 0: unknown.
         clock: seconds, rising.
     """
 
@@ -92,6 +92,7 @@ class ServerLoop:
         make_rule: MakeRule,
         events: EventLog,
         measure: Callable[[float], float] = measure_rate,
+        memory: Callable[[], int] = free_memory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._channel = channel
@@ -100,6 +101,7 @@ class ServerLoop:
         self._make_rule = make_rule
         self._events = events
         self._measure = measure
+        self._memory = memory
         self._clock = clock
         self._index = roles.servers.index(channel.rank)
         self._coordination = Coordination(channel, config, roles=roles, events=events) if self._index == 0 else None
@@ -110,7 +112,7 @@ class ServerLoop:
         self._moves: list[tuple[Move, float]] = []
         """Shards to give away at the end of this turn, and when the order came."""
         self._decoding = DecodeReport(self._index)
-        self._meter = LoadMeter(self._index, interval_steps=config.routing.interval_steps)
+        self._meter = LoadMeter(self._index, interval_steps=config.routing.interval_steps, memory=memory)
         self.stats = ServerStats()
 
     def serve(self) -> None:
@@ -181,6 +183,7 @@ class ServerLoop:
 
     def _on_control(self, event: Control) -> None:
         message = decode_control(event.data)
+        check_sender(message, event.source, servers=self._roles.servers, workers=self._roles.workers)
         plane = self._plane
         if isinstance(message, Register):
             self._registered[message.rank] = message
@@ -223,7 +226,7 @@ class ServerLoop:
         facts = ServerFacts(
             server=self._index,
             bytes_per_s=self._measure(rates[self._index] if rates else 0.0),
-            memory_bytes=free_memory(),
+            memory_bytes=self._memory(),
         )
         for rank in self._roles.workers:
             self._channel.send(rank, encode_control(facts))
@@ -275,11 +278,10 @@ class ServerLoop:
         route, tensors = route_from_json(first.route), tensors_from_json(first.tensors)
         spec = RuleSpec.from_json(first.rule)
         self._plane = self._make_plane(route, spec, tensors)
+        layout = layout_of(route, spec, roles=self._roles, config=self._config.comm, routing=self._config.routing)
+        layout = self._channel.open(layout)
         if self._coordination is not None:
-            self._coordination.open(route, rooms_per_server(route, self._config.routing))
-        self._channel.open(
-            layout_of(route, spec, roles=self._roles, config=self._config.comm, routing=self._config.routing)
-        )
+            self._coordination.open(route, layout.num_rooms)
 
     def _make_plane(self, route: Route, spec: RuleSpec, tensors: Sequence[TensorSpec]) -> _Plane:
         def make_rule(shard: Shard) -> Rule:
@@ -353,7 +355,7 @@ class ServerLoop:
         moved, actions = plane.migration.take(head, parcel.body, began_s=began_s)
         self._carry_out(actions)
         self._tell_coordinator(moved)
-        self._meter.waited(self._clock() - began_s)  # moving is no measure of how quickly gradients are taken
+        self._meter.leave_out(self._clock() - began_s)
 
     def _give(self, plane: _Plane) -> None:
         """Give away what the coordinator wants elsewhere; what this turn brought is in it.

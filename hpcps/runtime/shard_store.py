@@ -103,7 +103,7 @@ class ShardStore:
         channel: the server's channel.
         num_options: numbers in one row of a rule's options.
         stats: where counts go.
-        meter: told what was let in and what was waited for.
+        meter: told what came and what was let in.
         device: the emulated device, None: the real one.
     """
 
@@ -174,6 +174,11 @@ class ShardStore:
             self._stats.count_push(header, raw_bytes=whole)
             self._meter.arrived(header.key, whole)
         return Frame(header=header, head=head, options=options, presence=presence, payload=payload, slot=slot)
+
+    def hand_on(self, frame: Frame, shard: Shard) -> None:
+        """A frame that was counted here goes to another server with its shard, and counts there."""
+        self._stats.count_push(frame.header, raw_bytes=shard.num_bytes, times=-1)
+        self._meter.arrived(shard.key, shard.num_bytes, times=-1)
 
     def _refused(self, header: PushHeader, got: str) -> ProtocolError:
         return ProtocolError(
@@ -339,9 +344,7 @@ class ShardStore:
         """Wait until the values may be changed."""
         publication = state.publication
         if publication is not None and not publication.done:
-            began_s = time.monotonic()
             self._channel.wait(lambda: publication.done, f"publication of shard {state.shard.key}")
-            self._meter.waited(time.monotonic() - began_s)
 
     def _free_pending(self, state: _ShardState) -> None:
         for frame in state.pending:

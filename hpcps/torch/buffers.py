@@ -73,4 +73,4 @@ class BufferKeeper:
 
     def _sum(self, values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
         ticket = self._job.client.allreduce(values, everyone=True)
-        self._job.client.wait("the buffers of the other workers", tickets=(ticket,))
+        self._job.client.mail.wait("the buffers of the other workers", tickets=(ticket,))

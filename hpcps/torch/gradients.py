@@ -82,7 +82,7 @@ class GroupGradients:
 
     def wait_pushes(self) -> None:
         """Wait until the last push has left its buffers."""
-        self._client.wait("the last push to leave its buffers", tickets=self.pushes)
+        self._client.mail.wait("the last push to leave its buffers", tickets=self.pushes)
 
     def finish_backward(self) -> None:
         """Make sure that the group's gradient is there, also where nothing was computed."""
@@ -219,7 +219,7 @@ class GroupGradients:
         tail = self._tail()
         self._reductions.append(self._client.allreduce(tail))
         began_s = time.monotonic()
-        self._client.wait("the gradients of the group", tickets=self._reductions)
+        self._client.mail.wait("the gradients of the group", tickets=self._reductions)
         self.waited_s = time.monotonic() - began_s
         self._read_tail(tail)
         self.custom_weight = None

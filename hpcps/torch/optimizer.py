@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from hpcps.errors import ConfigError, DataError
-from hpcps.runtime.client import Contribution
 from hpcps.runtime.job import Job
+from hpcps.runtime.passes import Contribution
 from hpcps.torch.buffers import BufferKeeper
 from hpcps.torch.flat import FlatTensors, describe_parameters
 from hpcps.torch.gradients import GroupGradients

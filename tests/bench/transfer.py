@@ -17,8 +17,8 @@ from runs import write_result
 import hpcps
 from hpcps.plan import TensorSpec
 from hpcps.protocol.control import Order
-from hpcps.runtime.client import Contribution
 from hpcps.runtime.job import Job
+from hpcps.runtime.passes import Contribution
 from hpcps.update.rule import RuleSpec
 
 LR = 2.0**-10  # a power of two, so that the check is exact
@@ -59,7 +59,7 @@ class Exchange:
         if not self.alone:
             np.multiply(self.gradient, 1.0 / self.num_workers, out=self.mean_gradient)
             tickets = [self.client.allreduce(shard) for shard in reversed(self.gradient_shards)]
-            self.client.wait("the group's gradient", tickets=tickets)
+            self.client.mail.wait("the group's gradient", tickets=tickets)
         share_frac = 1.0 / self.num_workers if self.alone else 1.0
         contribution = Contribution(weight=share_frac, share_frac=share_frac, options=RULE.options[0], present=[True])
         self.client.push(self.gradient_shards, contribution)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,6 +91,36 @@ def test_auto_takes_messages_where_one_rank_fails_the_self_test(ranks: Ranks, mo
         assert problem == ""
         assert channel.mode == "p2p (rank 1: broken)"
         assert isinstance(channel._plane, P2pPlane)
+
+    ranks.check(check)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("mode", ["auto", "rma"])
+def test_shards_cannot_move_where_only_the_spare_rooms_do_not_fit(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    tight = ranks.layout(1, [64])
+
+    def no_room_to_spare(world: World, window_bytes: Callable[[int], int]) -> str:
+        return "/dev/shm is small" if world.rank == 1 and window_bytes(0) > tight.window_bytes(0) else ""
+
+    monkeypatch.setattr(rma, "shared_memory_problem", no_room_to_spare)
+    world = open_world(versions="test")
+    channel = open_channel(world, tight.workers, CommConfig(mode=mode, deadline_s=DEADLINE_S))
+    layout = channel.open(dataclasses.replace(tight, num_rooms=(3,)))
+    problem = push_one_frame(channel, layout)
+    channel.close()
+
+    def check() -> None:
+        assert problem == ""
+        assert layout == tight
+        assert channel.mode.startswith("rma")
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert warnings == [
+            "shards cannot move: rank 1: /dev/shm is small; give the container more shared memory, or lower"
+            " routing.spare_frac"
+        ]
 
     ranks.check(check)
 

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from hpcps.config import CapacityConfig, PartitionConfig, RunConfig
 from hpcps.policy import AssignSamples
-from hpcps.protocol.control import LoaderOpen, Order, OrderRequest, decode_control, encode_control
+from hpcps.protocol.control import (
+    LoaderOpen,
+    Order,
+    OrderRequest,
+)
+from hpcps.protocol.control_json import decode_control, encode_control
 from hpcps.protocol.coordinator import Coordinator
+from hpcps.protocol.costs import KnownTerms
 
 
 class Member:
@@ -20,6 +26,7 @@ class Member:
     def __init__(self, rank: int, costs: np.ndarray, least: int) -> None:
         self.rank, self.index, self.ended = rank, 0, False
         self.used: list[int] = []
+        self._terms = KnownTerms()
         self._costs, self._policy = costs, AssignSamples(PartitionConfig(min_share=least))
 
     def step(self, made: Coordinator) -> None:
@@ -39,6 +46,7 @@ class Member:
         assert rank == self.rank
         order = decode_control(encode_control(reply))  # what it says after the wire
         assert isinstance(order, Order)
+        order = self._terms.fill(order)
         self.index += 1
         self.ended = order.end
         if not order.end:

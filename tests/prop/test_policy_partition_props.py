@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcps.config import PartitionConfig
 from hpcps.errors import PlanError
-from hpcps.policy import CapacityFit, Partition, equal_shares, ideal_speedup, warmup_shares
+from hpcps.policy import CapacityFit, Partition, equal_shares, warmup_shares
 
 fixed = st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0, 10))
 per = st.one_of(st.sampled_from([0.25, 0.5, 1.0]), st.floats(0.01, 10))
@@ -110,7 +110,7 @@ def test_the_dead_band_never_costs_more_than_it_says(fits: list[CapacityFit], to
 @settings(deadline=None, max_examples=200, derandomize=True)
 @given(fits=st.lists(workers, min_size=1, max_size=20), per_worker=st.integers(1, 50))
 def test_the_ideal_speed_up_is_at_least_one(fits: list[CapacityFit], per_worker: int) -> None:
-    assert ideal_speedup(fits, per_worker * len(fits)) >= 1.0
+    assert Partition(PartitionConfig(), 0.0).decide(fits, per_worker * len(fits)).speedup >= 1.0
 
 
 @settings(deadline=None, max_examples=200, derandomize=True)

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcps.config import RoutingConfig
-from hpcps.policy import EstimateRate, Rebalance, RebalanceDecision, RoutingFacts, ServerState, ShardState
+from hpcps.policy import (
+    EstimateRate,
+    Look,
+    RateWithMore,
+    Rebalance,
+    RebalanceDecision,
+    RoutingFacts,
+    ServerState,
+    ShardState,
+)
 from hpcps.policy.rebalance import STATE_COPIES
 from hpcps.policy.routing import HELD_COPIES
 from hpcps.policy.server_rate import NUM_LOOKS
@@ -30,7 +39,11 @@ class Cluster:
     compute_s: float = 0.01
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     config: RoutingConfig = field(default_factory=RoutingConfig)
-    looks: list[deque[float]] = field(init=False)
+    quota: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By server: bytes a step from which on it takes longer, and how much longer, for all of them."""
+    warned: bool = True
+    """Servers that were slower with more are known."""
+    looks: list[deque[Look]] = field(init=False)
     num_looks: int = 0
     moved_at: dict[int, int] = field(default_factory=dict)
     unequal_at: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -38,12 +51,23 @@ class Cluster:
     def __post_init__(self) -> None:
         self.looks = [deque(maxlen=NUM_LOOKS) for _ in self.byte_s]
 
-    def times(self) -> list[float]:
-        """Seconds of a step on each server."""
+    def loads(self) -> list[float]:
+        """Bytes a step on each server."""
         loads = [0.0] * len(self.byte_s)
         for shard in self.shards:
             loads[shard.server] += shard.load
-        return [load * byte_s for load, byte_s in zip(loads, self.byte_s, strict=True)]
+        return loads
+
+    def rates(self) -> list[float]:
+        """Seconds that a byte takes on each server now."""
+        rates = list(self.byte_s)
+        for server, (least, factor) in self.quota.items():
+            rates[server] *= factor if self.loads()[server] > least else 1.0
+        return rates
+
+    def times(self) -> list[float]:
+        """Seconds of a step on each server."""
+        return [load * byte_s for load, byte_s in zip(self.loads(), self.rates(), strict=True)]
 
     @property
     def ideal_s(self) -> float:
@@ -59,8 +83,10 @@ class Cluster:
         self.num_looks += 1
         held = {shard.server for shard in self.shards}
         for server in held:
-            self.looks[server].append(self.byte_s[server] * math.exp(self.rng.gauss(0, self.noise)))
-        rates = [EstimateRate().decide(list(looks)) if looks else None for looks in self.looks]
+            byte_s = self.rates()[server] * math.exp(self.rng.gauss(0, self.noise))
+            self.looks[server].append(Look(byte_s=byte_s, load=self.loads()[server]))
+        rates = [EstimateRate().decide([each.byte_s for each in looks]) if looks else None for looks in self.looks]
+        more = [RateWithMore().decide(list(looks)) if looks and self.warned else 0.0 for looks in self.looks]
         servers = tuple(
             ServerState(
                 byte_s=rate.byte_s if rate else byte_s,
@@ -69,6 +95,7 @@ class Cluster:
                 high_s=rate.high_s if rate else math.inf,
                 memory_bytes=0,
                 free_rooms=room - sum(shard.server == server for shard in self.shards),
+                more_byte_s=more[server],
             )
             for server, (rate, byte_s, room) in enumerate(zip(rates, self.byte_s, self.rooms, strict=True))
         )
@@ -138,6 +165,24 @@ def test_a_server_slowed_four_times_is_relieved_within_three_decisions() -> None
     for _ in range(6):  # those that moved stay for three looks
         cluster.look()
     assert max(cluster.times()) <= cluster.ideal_s / 0.9
+
+
+@pytest.mark.parametrize("warned", [True, False])
+def test_a_server_that_is_slow_only_with_much_keeps_little(warned: bool) -> None:
+    """A quota of the processor: what fits into it is quick, more is not. Else its shards would come and go for ever."""
+    shards = equal_shards(64, 2)
+    cluster = Cluster([1e-9, 1e-9], shards, [64, 64], noise=0.03, compute_s=0.02, warned=warned)
+    for _ in range(10):
+        assert cluster.look().moves == ()
+    cluster.quota[1] = (14 * MiB, 4.0)
+    times, num_moves = [], 0
+    for _ in range(40):
+        num_moves += len(cluster.look().moves)
+        times.append(max(cluster.times()))
+    assert min(times) < 0.056, "about 51 shards on the one, 13 on the other"
+    slow = sum(time_s > 1.1 * min(times) for time_s in times[3:])
+    assert (slow == 0) is warned
+    assert (num_moves <= 25) is warned
 
 
 @settings(deadline=None, max_examples=100, derandomize=True)

@@ -205,14 +205,14 @@ def test_a_worker_reports_the_work_of_each_step(cost: Any) -> None:
     told: dict[int, list[OrderRequest]] = {1: [], 2: []}
 
     def worker(job: Job) -> Any:
-        tell = job.client.tell_coordinator
+        tell = job.client.mail.tell_coordinator
 
         def listen(message: Any) -> None:
             if isinstance(message, OrderRequest):
                 told[job.rank].append(message)
             tell(message)
 
-        job.client.tell_coordinator = listen  # type: ignore[method-assign]
+        job.client.mail.tell_coordinator = listen  # type: ignore[method-assign]
         return trains(cost, epochs=1)(job)
 
     outcome = run_ranks(worker, num_workers=2, config=config_of(2))

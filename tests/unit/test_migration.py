@@ -244,7 +244,7 @@ def test_a_script_takes_a_server_in_and_lets_another_go() -> None:
 
     def follow(job: Job, servers: list[int]) -> None:
         job.use_servers(servers)
-        job.client.wait("the shards to move", until=lambda: servers_of(job) == set(servers))
+        job.client.mail.wait("the shards to move", until=lambda: servers_of(job) == set(servers))
         seen.append(servers_of(job))
 
     def worker(job: Job, *, moves: bool) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 
 from hpcps.config import PartitionConfig
 from hpcps.errors import ConfigError, PlanError
-from hpcps.policy import CapacityFit, Partition, equal_shares, ideal_speedup, warmup_shares
+from hpcps.policy import CapacityFit, Partition, equal_shares, warmup_shares
 
 
 def fits_of(*speeds: float, fixed_s: float = 0.0) -> list[CapacityFit]:
@@ -105,8 +105,6 @@ def test_no_worker_and_negative_batches_are_refused() -> None:
         partition().decide([], 4)
     with pytest.raises(PlanError, match="got -1 samples and 1 workers"):
         equal_shares(-1, 1)
-    with pytest.raises(PlanError, match="cannot compute the ideal speed-up: got 0 samples"):
-        ideal_speedup(fits_of(1), 0)
     with pytest.raises(ConfigError, match=r"cannot accept capacity.dead_band_frac: got 1.0"):
         Partition(PartitionConfig(), 1.0)
 
@@ -152,10 +150,11 @@ def test_warm_up_keeps_the_cap() -> None:
 
 
 def test_ideal_speed_up_is_mean_over_least_speed() -> None:
-    assert ideal_speedup(fits_of(3, 2, 1, 1), 28) == pytest.approx(1.75)
-    assert ideal_speedup(fits_of(2, 2, 2, 1, 1, 1), 18) == pytest.approx(1.5)
-    assert ideal_speedup(fits_of(1, 1), 10) == pytest.approx(1.0)
-    assert ideal_speedup(fits_of(3, 1), 8, config=PartitionConfig(max_share=5)) == pytest.approx(4 / 3)
+    assert partition().decide(fits_of(3, 2, 1, 1), 28).speedup == pytest.approx(1.75)
+    assert partition().decide(fits_of(2, 2, 2, 1, 1, 1), 18).speedup == pytest.approx(1.5)
+    assert partition().decide(fits_of(1, 1), 10).speedup == pytest.approx(1.0)
+    capped = Partition(PartitionConfig(max_share=5), 0.0)
+    assert capped.decide(fits_of(3, 1), 8).speedup == pytest.approx(4 / 3)
 
 
 # speeds, total, cap for all, caps of each, counts
@@ -206,7 +205,7 @@ def test_shares_tell_the_best_and_the_equal_time() -> None:
     assert (shares.finish_s, shares.best_s, shares.equal_s) == (20.0, 12.0, 20.0)
     assert shares.speedup == pytest.approx(20 / 12)
     assert partition().decide(fits_of(3, 1), 0).speedup == 1.0
-    assert ideal_speedup(fits_of(3, 1), 40, caps=(28, 0)) == pytest.approx(20 / 12)
+    assert partition().decide(fits_of(3, 1), 40, caps=(28, 0)).speedup == pytest.approx(20 / 12)
 
 
 # total, caps of each, shares of steps 0 and 1

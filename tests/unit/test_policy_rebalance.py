@@ -9,7 +9,17 @@ from dataclasses import replace
 import pytest
 
 from hpcps.config import RoutingConfig
-from hpcps.policy import EstimateRate, Rebalance, RebalanceDecision, RoutingFacts, ServerState, ShardMove, ShardState
+from hpcps.policy import (
+    EstimateRate,
+    Look,
+    RateWithMore,
+    Rebalance,
+    RebalanceDecision,
+    RoutingFacts,
+    ServerState,
+    ShardMove,
+    ShardState,
+)
 from hpcps.policy.rebalance import SURE
 from hpcps.policy.routing import HELD_COPIES
 from hpcps.units import MiB
@@ -45,6 +55,34 @@ def test_estimates(
     )
     assert rate.error_frac == pytest.approx(error, rel=0.02)
     assert rate.reason.startswith(f"{num_looks} of {len(looks)} looks, noise ")
+
+
+# load and ns a byte of each look, the newest last; ns a byte with more, 0: unknown
+WITH_MORE = [
+    ([(32, 1.0)], 0.0),
+    ([(32, 1.0), (32, 4.0), (32, 4.0)], 0.0),  # no larger load was seen
+    ([(32, 4.0), (13, 1.0)], 4.0),
+    ([(32, 1.0), (32, 4.0), (32, 4.0), (32, 4.4), (20, 3.0), (13, 1.0), (13, 1.0)], 4.0),  # the last three with more
+    ([(32, 4.0), (13, 4.0), (13, 1.0)], 4.0),  # one look may be of both loads
+    ([(32, 4.0), (13, 4.0), (13, 3.9), (13, 1.0)], 0.0),  # it was as slow at this load too
+    ([(32, 1.0), (13, 1.0), (13, 1.0)], 0.0),  # as quick with more
+    ([(14, 4.0), (13, 1.0)], 0.0),  # hardly more
+]
+
+
+@pytest.mark.parametrize(("looks", "byte_s"), WITH_MORE)
+def test_rates_with_more(looks: list[tuple[float, float]], byte_s: float) -> None:
+    seen = [Look(byte_s=ns * NS, load=load) for load, ns in looks]
+    assert RateWithMore().decide(seen) == pytest.approx(byte_s * NS)
+
+
+def test_a_server_that_was_slower_with_more_gets_what_it_can_take_then() -> None:
+    quick, limited = server(), server()
+    limited = replace(limited, more_byte_s=4 * NS)
+    assert len(decide([quick, server()], shards(60, 4)).moves) == 28
+    moves = decide([quick, limited], shards(60, 4)).moves
+    assert len(moves) == 8, "then 52 at 1 and 12 at 4"
+    assert decide([quick, limited], shards(51, 13)).moves == ()
 
 
 @pytest.mark.parametrize("noise", [0.03, 0.1, 0.2])

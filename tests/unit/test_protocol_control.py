@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -22,9 +24,8 @@ from hpcps.protocol.control import (
     OrderRequest,
     Register,
     RegisterReply,
-    decode_control,
-    encode_control,
 )
+from hpcps.protocol.control_json import check_sender, decode_control, encode_control
 
 MESSAGES: list[ControlMessage] = [
     Register(rank=1, digest="ab-cd", route="{}", tensors="[]", rule='"ü\\"'),
@@ -108,6 +109,57 @@ def test_nested_lists_are_checked(groups: object) -> None:
     name, fields = json.loads(encode_control(MESSAGES[5]))
     with pytest.raises(ProtocolError, match="field groups is"):
         decode_control(json.dumps([name, {**fields, "groups": groups}]).encode())
+
+
+# message, what is changed, what is said
+OUT_OF_RANGE = [
+    (MESSAGES[2], {"group": -1}, "field group is -1, need finite numbers of 0 or more"),
+    (MESSAGES[4], {"index": -1}, "field index is -1"),
+    (MESSAGES[4], {"timed": [4.0, math.nan]}, "field timed is"),
+    (MESSAGES[4], {"timed": [4.0, math.inf]}, "field timed is"),
+    (MESSAGES[4], {"timed": [4.0]}, "field timed has an odd length"),
+    (MESSAGES[4], {"link_s": [-0.5]}, "field link_s is"),
+    (MESSAGES[4], {"num_samples": -3}, "field num_samples is -3"),
+    (MESSAGES[4], {"sums": []}, "fields logged, sums, weights differ in length"),
+    (MESSAGES[5], {"groups": [[1, -2]]}, "field groups is"),
+    (MESSAGES[6], {"clock": -1}, "field clock is -1"),
+    (MESSAGES[10], {"elem_s": [1e-9]}, "fields codecs, elem_s differ in length"),
+]
+
+
+@pytest.mark.parametrize(("message", "change", "said"), OUT_OF_RANGE)
+def test_numbers_out_of_range_are_refused(message: ControlMessage, change: dict[str, object], said: str) -> None:
+    name, fields = json.loads(encode_control(message))
+    with pytest.raises(ProtocolError, match=said):
+        decode_control(json.dumps([name, {**fields, **change}]).encode())
+
+
+def test_a_script_may_log_any_number() -> None:
+    message = dataclasses.replace(MESSAGES[4], sums=[-math.inf])  # type: ignore[type-var]
+    assert decode_control(encode_control(message)) == message
+
+
+# message, who sent it, whether that is right; ranks 0 and 1 serve, 2 and 3 work
+SENDERS = [
+    (Done(rank=3), 3, True),
+    (Done(rank=3), 2, False),
+    (Done(rank=0), 0, True),
+    (Done(rank=7), 7, False),
+    (EndOfData(generation=0, group=0, clock=7), 2, True),
+    (EndOfData(generation=0, group=0, clock=7), 9, False),
+    (DecodeCosts(server=1, codecs=[], elem_s=[]), 1, True),
+    (DecodeCosts(server=1, codecs=[], elem_s=[]), 0, False),
+    (DecodeCosts(server=2, codecs=[], elem_s=[]), 2, False),
+]
+
+
+@pytest.mark.parametrize(("message", "source", "fine"), SENDERS)
+def test_nobody_speaks_for_somebody_else(message: ControlMessage, source: int, fine: bool) -> None:
+    if fine:
+        check_sender(message, source, servers=(0, 1), workers=(2, 3))
+        return
+    with pytest.raises(ProtocolError, match=f"cannot accept {type(message).__name__} from rank {source}: it names"):
+        check_sender(message, source, servers=(0, 1), workers=(2, 3))
 
 
 @settings(deadline=None, max_examples=300, derandomize=True)

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from hpcps.config import CapacityConfig, PartitionConfig, RunConfig
-from hpcps.errors import DataError
+from hpcps.errors import DataError, ProtocolError
 from hpcps.protocol.control import BarrierEnter, BarrierLeave, LoaderOpen, Order, OrderRequest
 from hpcps.protocol.coordinator import Coordinator
 
@@ -127,6 +127,24 @@ def test_requests_in_advance_get_the_same_batches() -> None:
     assert [order.start + order.count for order in first] == [order.start for order in second[:3]] + [0, 0]
 
 
+def test_batches_that_all_members_have_are_forgotten() -> None:
+    made = coordinator((1, 2), num_samples=400, batch=8)
+    for index in range(20):
+        ask(made, 1, index)
+    stream = made._loaders[0].passes[0].streams[0, 0]
+    assert (stream.first, len(stream.batches)) == (0, 20), "worker 2 has none of them yet"
+    for index in range(18):
+        ask(made, 2, index)
+    assert (stream.first, len(stream.batches), stream.num_drawn) == (18, 2, 20)
+    with pytest.raises(ProtocolError, match="cannot give rank 2 batch 17 of its group twice"):
+        ask(made, 2, 17)
+
+
+def test_a_loader_that_nobody_opened_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="cannot give rank 1 a batch of loader 3: it never opened that one"):
+        ask(coordinator((1, 2)), 1, 0, loader=3)
+
+
 def test_in_async_mode_the_faster_worker_draws_more() -> None:
     made = coordinator((1, 2), num_samples=20, batch=8, mode="async")
     drawn: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -199,25 +217,13 @@ def run_steps(made: Coordinator, workers: tuple[int, ...], seconds: dict[int, fl
     """Steps of a sync job; returns the index of the first step with other shares than the first one, or -1."""
     first: list[int] = []
     changed = -1
+    timed: dict[int, tuple[float, ...]] = dict.fromkeys(workers, ())
     for index in range(begin, end):
         counts = []
         for rank in workers:
-            order = ask(made, rank, index)
+            order = ask(made, rank, index, timed=timed[rank])
             counts.append(order.count)
-            made.on_request(
-                OrderRequest(
-                    rank=rank,
-                    loader=0,
-                    epoch=0,
-                    index=index,
-                    num_epochs=1,
-                    timed=[float(order.count), order.count * seconds[rank]],
-                    logged=[],
-                    sums=[],
-                    weights=[],
-                    staleness=0,
-                )
-            )
+            timed[rank] = (float(order.count), order.count * seconds[rank])
         first = first or counts
         if counts != first and changed < 0:
             changed = index

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from hpcps.errors import DataError, ProtocolError
 from hpcps.policy import AssignSamples, CapacityFit, TimedStep
 from hpcps.protocol.control import LoaderOpen, Order, OrderRequest
 from hpcps.protocol.coordinator import Coordinator
-from hpcps.protocol.costs import Costs
+from hpcps.protocol.costs import Costs, KnownTerms
 from hpcps.protocol.speeds import Speeds
 
 Events = list[tuple[str, dict[str, object]]]
@@ -134,8 +136,11 @@ def test_an_order_names_the_group_and_its_speeds() -> None:
     made = Coordinator(config, (1, 2), report=lambda name, fields: None)
     for rank in (1, 2):
         made.on_loader(opened(rank, costs="abc"))
+    known = {rank: KnownTerms() for rank in (1, 2)}
     for index in range(3):
         one, two = orders(made, (1, 2), index)
+        assert bool(one.fixed_s) is bool(two.fixed_s) is (index == 0), "told once"
+        one, two = known[1].fill(one), known[2].fill(two)
         assert (one.start, one.group_count) == (two.start, two.group_count) == (8 * index, 8)
         assert (one.member, two.member) == (0, 1)
         assert one.fixed_s == two.fixed_s == [0.0, 0.0]
@@ -311,6 +316,7 @@ def test_a_job_learns_costs_and_shares_out_by_speed() -> None:
         made.on_loader(opened(rank, costs="abc", num_features=3))
     reports: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {1: ((), ()), 2: ((), ())}
     order = None
+    known = {1: KnownTerms(), 2: KnownTerms()}
     ends, told = [], []
     for index in range(120):
         work = []
@@ -318,6 +324,7 @@ def test_a_job_learns_costs_and_shares_out_by_speed() -> None:
             timed, features = reports[rank]
             [(_, order)] = made.on_request(request(rank, index, timed=timed, features=features))
             assert isinstance(order, Order)
+            order = known[rank].fill(order)
             rows = table[order.start : order.start + order.group_count]
             costs = rows @ np.array(order.cost_weights) if order.cost_weights else np.ones(len(rows))
             own = rows[policy.decide(costs, order.fixed_s, order.unit_s).members == order.member].sum(axis=0)
@@ -332,3 +339,30 @@ def test_a_job_learns_costs_and_shares_out_by_speed() -> None:
     assert first[1] / first[0] == pytest.approx(2.0, rel=0.05), "speeds are known at once in the new unit"
     assert np.mean(ends[-60:]) < 1.25 < np.mean(ends[:20]), "batches of 8 samples end evenly but for the last sample"
     assert [name for name, _ in events].count("costs") == 1
+
+
+def test_terms_are_told_once_and_a_worker_keeps_them() -> None:
+    order = Order(
+        loader=2,
+        epoch=0,
+        index=0,
+        end=False,
+        start=0,
+        count=3,
+        group_count=6,
+        num_idle=0,
+        share_frac=1.0,
+        generation=0,
+        groups=[],
+    )
+    terms = costs_of(1, 2).terms("abc", (4, 4), fits=FITS, caps=(5, 5))
+    assert terms is not None
+    whole = terms.told(order, start=6, member=1, again=False)
+    short = terms.told(order, start=6, member=1, again=True)
+    assert (short.start, short.member, short.fixed_s, short.unit_s, short.caps) == (6, 1, [], [], [])
+    known = KnownTerms()
+    assert known.fill(short) == short, "never told"
+    assert known.fill(whole) == whole
+    assert known.fill(short) == whole
+    over, other = dataclasses.replace(order, end=True), dataclasses.replace(order, loader=3)
+    assert (known.fill(over), known.fill(other)) == (over, other)

@@ -202,8 +202,7 @@ def test_a_worker_alone_in_its_class_steps_alone_where_its_share_is_bound() -> N
 def test_the_event_says_what_is_gained() -> None:
     events: Events = []
     made = coordinator(4, bounds=(2, 2), events=events)
-    measured(made, 4, lambda rank: 0.01 * (1 + (rank > 2)))
-    index = measured(made, 4)
+    index = measured(made, 4, lambda rank: 0.01 * (1 + (rank > 2)))
     for rank in range(1, 5):
         made.on_request(request(rank, index))
     (fields,) = (fields for name, fields in events if name == "grouping")
@@ -334,7 +333,6 @@ def test_groups_in_different_epochs_with_samples_left_stay() -> None:
 def test_who_leaves_before_a_new_grouping_ends_it_for_its_new_group() -> None:
     """Worker 1 leaves while it has a batch of the old groups: it steps through that, then joins, then all is over."""
     story = Story()
-    story.ask(1, 0)
     story.begin()
     story.ask(2, 1)
     assert story.groups == [(2, 3), (1, 4)]
@@ -373,9 +371,8 @@ def test_loaders_one_after_the_other_are_fine() -> None:
 @pytest.mark.usefixtures("pairs")
 def test_groups_stay_where_two_loaders_are_read_at_once() -> None:
     story = Story(loaders=2)
-    story.ask(1, 0)
-    story.ask(1, 0, loader=1)
     story.begin()
+    story.ask(1, 0, loader=1)
     for index in range(1, 9):
         assert story.ask(1, index).generation == 1
     assert story.fixed == ["the script reads two loaders at once"]

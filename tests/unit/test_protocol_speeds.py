@@ -45,7 +45,6 @@ def test_a_line_comes_with_the_last_step_of_the_warm_up() -> None:
     [fit] = known.fits
     assert (fit.fixed_s, fit.per_sample_s) == pytest.approx((0.01, 0.001))
     assert known.measured
-    assert known.by_rank == {1: pytest.approx(1000)}
     assert not known.take(1, [])
 
 
@@ -70,7 +69,6 @@ def test_a_slow_down_is_found_and_told_with_its_reason() -> None:
     assert str(change["reason"]).endswith("; others use its processor")
     assert known.fits[0].seconds(32) == pytest.approx(0.064)
     assert "now 2.000 times that, by 3 steps" in known.fits[0].reason
-    assert known.cpu_wait_frac[1] == pytest.approx(1.8 / (FIRST + 8))
 
 
 @pytest.mark.parametrize(("factor", "wait"), [(2.0, 0.1), (0.5, 0.6)])
@@ -292,3 +290,10 @@ def test_a_change_that_took_longer_to_find_than_steps_are_kept() -> None:
 def test_given_speeds_are_one_a_worker() -> None:
     with pytest.raises(DataError, match=r"cannot use capacity.prior: got 3 speeds, need 2 \(one a worker\)"):
         speeds(1, 2, config=CapacityConfig(prior=(1.0, 2.0, 3.0)))
+
+
+def test_links_are_described_as_they_were_told_last() -> None:
+    known = speeds(1, 2)
+    known.take(1, [], links=[0.001, 1e9, 0.0, 0.0])
+    known.take(1, [])
+    assert known.described()["links"] == [[0.001, 1e9, 0.0, 0.0], []]

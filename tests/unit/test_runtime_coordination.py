@@ -18,8 +18,8 @@ from hpcps.protocol.control import (
     Register,
     RouteChange,
     ServerFacts,
-    decode_control,
 )
+from hpcps.protocol.control_json import decode_control
 from hpcps.runtime.coordination import Coordination
 from hpcps.runtime.metrics import EventLog
 

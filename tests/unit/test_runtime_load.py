@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from hpcps import native
-from hpcps.protocol.control import ServerLoad, decode_control, encode_control
+from hpcps.protocol.control import (
+    ServerLoad,
+)
+from hpcps.protocol.control_json import decode_control, encode_control
 from hpcps.runtime.load import LoadMeter, measure_rate
 
 
@@ -28,10 +31,10 @@ def make_meter(clock: Clock, *, interval_steps: int = 10, memory: int = 0) -> Lo
     return meter
 
 
-def turn(meter: LoadMeter, clock: Clock, seconds: float, *, worked: bool = True, waited_s: float = 0.0) -> None:
+def turn(meter: LoadMeter, clock: Clock, seconds: float, *, worked: bool = True, left_out_s: float = 0.0) -> None:
     meter.turn_began()
     clock.now_s += seconds
-    meter.waited(waited_s)
+    meter.leave_out(left_out_s)
     meter.turn_ended(worked=worked)
 
 
@@ -40,7 +43,7 @@ def test_a_report_holds_what_was_counted() -> None:
     meter = make_meter(clock, memory=77)
     turn(meter, clock, 2.0)
     turn(meter, clock, 5.0, worked=False)  # woke up for nothing
-    turn(meter, clock, 3.0, waited_s=1.0)
+    turn(meter, clock, 3.0, left_out_s=1.0)
     for frames in (4, 9, 2):
         meter.queued(frames)
     for key in (2, 1, 2, 5):  # shard 5 has left since
@@ -122,10 +125,23 @@ def test_the_median_offset_is_that_of_the_newest() -> None:
     assert load is not None and load.offset_s == 1.0 and load.num_pushes == 2600
 
 
+def test_a_push_that_is_handed_on_counts_elsewhere() -> None:
+    clock = Clock()
+    meter = make_meter(clock, interval_steps=1)
+    meter.arrived(0, 100)
+    meter.arrived(1, 100)
+    meter.arrived(1, 100, times=-1)
+    load = meter.report(1, (0, 1))
+    assert load is not None and (load.raw_bytes, load.pushes) == (100, [1, 0])
+    meter.arrived(0, 100, times=-1)  # it came in the interval before
+    load = meter.report(2, (0, 1))
+    assert load is not None and (load.raw_bytes, load.pushes) == (0, [0, 0])
+
+
 def test_a_turn_cannot_be_busy_for_less_than_nothing() -> None:
     clock = Clock()
     meter = make_meter(clock, interval_steps=1)
-    turn(meter, clock, 1.0, waited_s=1.5)
+    turn(meter, clock, 1.0, left_out_s=1.5)
     load = meter.report(1, (1,))
     assert load is not None and load.busy_s == 0.0
 

@@ -87,3 +87,9 @@ def test_this_machine_says_something_sane() -> None:
     if not Path("/proc/meminfo").exists():
         pytest.skip("no /proc here")
     assert 1 <= free_memory() < 1 << 60
+
+
+def test_processes_of_a_host_are_told_their_part(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemAvailable:    1000 kB\n")
+    assert (free_memory(tmp_path), free_memory(tmp_path, parts=4)) == (1_024_000, 256_000)

@@ -26,13 +26,18 @@ NO_GROUP = "0::/\n"
 
 
 class Links:
-    """A channel that only knows how long its links were busy."""
+    """A channel that only knows how long its links were busy, and what they carried."""
 
     def __init__(self, *busy_s: float) -> None:
         self.busy_s = list(busy_s)
+        self.pulls = [LinkUse() for _ in busy_s]
+        self.num_frames = self.num_bytes = 0
 
     def link_use(self, server: int) -> LinkUse:
-        return LinkUse(busy_s=self.busy_s[server])
+        return LinkUse(self.num_frames, self.num_bytes, self.busy_s[server])
+
+    def pull_use(self, server: int) -> LinkUse:
+        return self.pulls[server]
 
 
 class Waits:
@@ -227,3 +232,19 @@ def test_a_job_tells_what_it_sees_of_itself() -> None:
     assert capacity["caps"] == [10, 0]
     assert max(capacity["link_s"]) > 0, "one of the two owns the only shard, and pushes it"
     assert all(error_frac > 0 for error_frac in capacity["error_frac"])
+
+
+def test_links_are_told_by_server_and_direction() -> None:
+    made, links, _ = observer(0.0, 0.0)
+    told = []
+    for step in range(1, 21):
+        size = (4_000_000, 1_000_000)[step % 2]
+        links.num_frames += 2
+        links.num_bytes += 2 * size
+        links.busy_s[0] += 2 * (0.001 + size / 1e9)
+        links.busy_s[1] += 2 * (0.002 + size / 1e8)
+        links.pulls[1] = LinkUse(step, step * 500_000, step * 0.01)
+        made.end_step(1)
+        told.append(made.take().links)
+    assert [bool(numbers) for numbers in told] == [step in (10, 20) for step in range(1, 21)]
+    assert told[-1] == pytest.approx([0.001, 1e9, 0.0, 0.0, 0.002, 1e8, 0.0, 5e7])
