@@ -7,7 +7,7 @@ Servers set the pace. Two ways to slow one down:
 
 Ideal: the model's bytes over the sum of the servers' rates. Where rates are quotas, only their ratio is known, so the
 ideal is taken from the run's own steps before the change, less the worker's computation. Bar: 0.9 of it in the steps
-after the third look at the servers' load that follows the change, for good.
+after the third look at the servers' load that follows the change, to the end; and the look from which on that holds.
 
     python tests/bench/relief.py [--out FOLDER] [--by quota|script]
 """
@@ -19,7 +19,7 @@ import itertools
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runs import ROOT, Figure, launch_words, run_program
@@ -90,6 +90,11 @@ def run_quota(folder: Path) -> RunEvents:
 # --- figures -----------------------------------------------------------------------------------------
 
 
+def mean_s(step_s: Mapping[int, float], begin: int, end: int) -> float:
+    """Mean seconds of steps ``begin`` to ``end - 1``."""
+    return statistics.fmean(step_s[number] for number in range(begin, end))
+
+
 def judge(run: RunEvents, *, by: str, ideal_step_s: float | None) -> list[Figure]:
     """Compare the steps after the looks with the ideal; prints what came out.
 
@@ -105,12 +110,10 @@ def judge(run: RunEvents, *, by: str, ideal_step_s: float | None) -> list[Figure
         compute_s = statistics.median(step.compute_s for step in run.steps if step.rank == rank)
         ideal_step_s = compute_s + (before_s - compute_s) * 2 / (1 + 1 / SLOWER)
     looks_before = (SLOW_STEP - 1) // INTERVAL_STEPS
-    rates = []
-    for look in range(LOOKS + 1):  # the moves of a look take a few steps
-        begin = (looks_before + 1 + look) * INTERVAL_STEPS + 5
-        rates.append(ideal_step_s / statistics.fmean(step_s[number] for number in range(begin, begin + INTERVAL_STEPS)))
-    begin = (looks_before + LOOKS) * INTERVAL_STEPS + 5
-    after_s = statistics.fmean(step_s[number] for number in range(begin, max(step_s)))
+    begins = [(looks_before + look) * INTERVAL_STEPS + 5 for look in range(1, LOOKS + 2)]  # a look's moves take a few
+    rates = [ideal_step_s / mean_s(step_s, begin, begin + INTERVAL_STEPS) for begin in begins]
+    rest = [ideal_step_s / mean_s(step_s, begin, max(step_s)) for begin in begins]
+    begin, after_s = begins[LOOKS - 1], ideal_step_s / rest[LOOKS - 1]
     worst_s = max(seconds for number, seconds in step_s.items() if number >= SLOW_STEP)
     print(
         f"relief: by {by}: a step took {1e3 * before_s:.0f} ms, at worst {1e3 * worst_s:.0f} ms after the change, and"
@@ -119,7 +122,7 @@ def judge(run: RunEvents, *, by: str, ideal_step_s: float | None) -> list[Figure
     print(f"relief: by {by}: of the ideal after each look: {', '.join(f'{rate:.3f}' for rate in rates)}")
     for route in run.routes:
         print(f"relief: look {route.look}, {len(route.keys)} shards: {route.reason}")
-    looks = next((look for look, rate in enumerate(rates, start=1) if rate >= RELIEF_BAR), 99)
+    looks = next((look for look, rate in enumerate(rest, start=1) if rate >= RELIEF_BAR), 99)
     return [
         Figure(name=f"relief_{by}_of_ideal", value=ideal_step_s / after_s, bar=RELIEF_BAR),
         Figure(name=f"relief_{by}_looks", value=looks, bar=LOOKS, at_most=True),
