@@ -54,7 +54,7 @@ bench-chooser: build ## auto beside each codec, three models over links of 50 Mb
 bench-quality: build ## what the codecs do to what is learned, with and without error feedback
 	$(PY) tests/bench/quality.py
 
-bench-adaptive: build ## speeds, data and servers that change: what adaptation makes of it, about 15 minutes (HPCPS_DATA)
+bench-adaptive: build ## speeds, data and servers that change: what adaptation makes of it, about 20 minutes (HPCPS_DATA)
 	$(PY) tests/bench/adaptive.py
 
 gpu-compile: build ## the CUDA sources by nvcc, where there is one, and by NVRTC, a wheel of 90 MB that this installs

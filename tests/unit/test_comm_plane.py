@@ -12,7 +12,7 @@ import pytest
 from hpcps.comm.actor import Operation
 from hpcps.comm.channel import Bytes, Counters, Slot, Ticket
 from hpcps.comm.layout import Layout, ShardRoom
-from hpcps.comm.link import Throttle
+from hpcps.comm.link import NO_USE, Reads, Throttle
 from hpcps.comm.plane import Place, Plane
 
 NOTHING = np.zeros(0, np.uint8)
@@ -212,3 +212,29 @@ def test_a_throttle_takes_turns_and_never_saves_up() -> None:
     assert throttle.reserve(50, now_s=10.1) == 11.0
     assert throttle.reserve(50, now_s=20.0) == 20.5, "an idle link does not carry twice as much later"
     assert Throttle().reserve(10**9, now_s=3.0) == 3.0
+
+
+def test_reads_that_overlap_are_busy_together() -> None:
+    reads = Reads()
+    reads.begin(now_s=1.0)
+    reads.begin(now_s=2.0)
+    reads.end(100, now_s=4.0)
+    assert reads.use == (1, 100, 3.0)
+    reads.end(50, now_s=5.0)
+    assert reads.use == (2, 150, 4.0)
+    reads.begin(now_s=9.0)
+    reads.end(0, now_s=9.5)
+    assert reads.use == (2, 150, 4.5), "a shard that has left: the link was busy for nothing"
+
+
+def test_pulls_are_counted_where_the_values_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    plane = RecordingPlane(num_servers=2, num_slots=2, link_bytes_per_s=1000.0)
+    plane.newest[0, 0] = 4
+    active = turns([plane.pull(0, 4, np.zeros(500, np.uint8), Ticket())])
+    while active:
+        now_s[0] += 0.125
+        active = turns(active)
+    assert plane.pull_use(0) == (1, 500, 0.125 + 0.5), "one turn for the read, the rest by the emulated link"
+    assert plane.pull_use(1) == NO_USE
