@@ -39,7 +39,7 @@ class Reads:
         self._num_under_way += 1
 
     def end(self, num_bytes: int, *, now_s: float) -> None:
-        """A read has brought so many bytes; 0: it found nothing and counts for none."""
+        """A read has brought so many bytes; 0: it found nothing, and only its seconds count."""
         self._num_under_way -= 1
         frames, total_bytes, busy_s = self.use
         busy_s += now_s - self._since_s

@@ -39,8 +39,11 @@ _MORE = 1.25
 """A load this much larger than the present one is another load, a byte that takes this much longer another rate."""
 _MORE_LOOKS = 3
 """The newest looks at a larger load that tell what a byte takes there."""
-_AS_SLOW_LOOKS = 2
-"""So many looks at the present load, as slow as those at a larger one, say that the load is not why."""
+_SURE_LOOKS = 2
+"""So many looks are believed: at a larger load, that it is slower with more; at the present load, as slow as those at a
+larger one, that the load is not why."""
+_BELIEVED_LOOKS = 16
+"""Looks for which a slowness with more is believed, twice as many each time that it came back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,8 @@ class RateWithMore:
 
     A quota of the processor makes a server slower the more it holds, a cache may too. The looks at its present load do
     not show that; those at a larger load before do. Unless it was as slow at the present load since then: that was a
-    change of another kind, and where the server is quick now, it is over.
+    change of another kind, and where the server is quick now, it is over. It is believed for some time only, longer
+    each time that it came back, for what slowed the server may end while it holds little.
     """
 
     def decide(self, looks: Sequence[Look]) -> float:
@@ -128,11 +132,14 @@ class RateWithMore:
             looks: at one server, the newest last; at least one.
         """
         more = [at for at, look in enumerate(looks) if look.load > _MORE * looks[-1].load]
-        if not more:
+        if len(more) < _SURE_LOOKS:
             return 0.0
         byte_s = statistics.median(looks[at].byte_s for at in more[-_MORE_LOOKS:])
-        as_slow = sum(look.byte_s * _MORE > byte_s for look in looks[more[-1] + 1 :])
-        return byte_s if as_slow < _AS_SLOW_LOOKS else 0.0
+        since = looks[more[-1] + 1 :]
+        times = 1 + sum(after - before > 1 for before, after in itertools.pairwise(more))
+        as_slow = sum(look.byte_s * _MORE > byte_s for look in since)
+        believed = len(since) <= _BELIEVED_LOOKS * 2 ** (times - 1)
+        return byte_s if believed and as_slow < _SURE_LOOKS else 0.0
 
 
 def _noise(logs: Sequence[float]) -> float:

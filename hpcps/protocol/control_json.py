@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from typing import get_args
 
 from hpcps.errors import ProtocolError
-from hpcps.protocol.control import ControlMessage, DecodeCosts, Moved, ServerFacts, ServerLoad
+from hpcps.protocol.control import (
+    BarrierLeave,
+    ControlMessage,
+    DecodeCosts,
+    GuardLevel,
+    Move,
+    Moved,
+    Order,
+    RouteChange,
+    ServerFacts,
+    ServerLoad,
+)
 from hpcps.protocol.fields import read_fields
 
 __all__ = ["check_sender", "decode_control", "encode_control"]
 
 _TYPES: dict[str, type[ControlMessage]] = {cls.__name__: cls for cls in get_args(ControlMessage)}
-_FREE = ("sums", "cost_weights", "version", "agreement")
-"""Fields of any sign; what a script logs need not even be finite."""
+_FREE = ("sums", "cost_weights", "agreement")
+"""Fields of any sign. The sums of what a script logs need not even be finite."""
 _SAME_LENGTH = (("logged", "sums", "weights"), ("keys", "pushes"), ("keys", "servers", "rooms"), ("codecs", "elem_s"))
 """Lists of one message that belong together."""
 
@@ -38,34 +50,38 @@ def decode_control(data: bytes) -> ControlMessage:
         for names in _SAME_LENGTH:
             if fields.keys() >= set(names) and len({len(fields[each]) for each in names}) > 1:
                 raise ValueError(f"fields {', '.join(names)} differ in length")
+        if not all(map(math.isfinite, (*fields.get("cost_weights", ()), fields.get("agreement", 0.0)))):
+            raise ValueError("field cost_weights or agreement is not finite")
         if len(fields.get("timed", ())) % 2:
             raise ValueError("field timed has an odd length, need pairs")
         return message
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError(
             f"cannot read a control message of {len(data)} bytes: {error}; run the same hpcps on every rank"
         ) from error
 
 
 def check_sender(message: ControlMessage, source: int, *, servers: Sequence[int], workers: Sequence[int]) -> None:
-    """Refuse a message that does not say who sent it, or that speaks for somebody else.
+    """Refuse a message that speaks for somebody else, a decision that the coordinator did not take among them.
 
     Args:
-        message: what came; one that names no sender is anybody's.
+        message: what came; one that names no sender is anybody's of the job.
         source: world rank that it came from.
         servers: world ranks of the servers.
         workers: world ranks of the workers.
 
     Raises:
-        ProtocolError: the rank or the server that it names is not its sender.
+        ProtocolError: it was for another rank to say.
     """
-    if isinstance(message, ServerFacts | ServerLoad | Moved | DecodeCosts):
-        named: object = servers[message.server] if message.server < len(servers) else None
+    if isinstance(message, Order | BarrierLeave | RouteChange | GuardLevel | Move):
+        named: object = servers[0]
+    elif isinstance(message, ServerFacts | ServerLoad | Moved | DecodeCosts):
+        named = servers[message.server] if message.server < len(servers) else None
     else:
         named = getattr(message, "rank", source)
     if named != source or source not in (*servers, *workers):
         raise ProtocolError(
-            f"cannot accept {type(message).__name__} from rank {source}: it names"
-            f" {getattr(message, 'rank', getattr(message, 'server', 'nobody'))}; run the same hpcps on every rank",
+            f"cannot accept {type(message).__name__} from rank {source}: it is for rank {named} to say; run the same"
+            " hpcps on every rank",
             rank=source,
         )

@@ -18,6 +18,7 @@ from hpcps.policy.partition import Partition, equal_shares, least_cap, warmup_sh
 from hpcps.policy.speed_classes import WorkerFacts
 from hpcps.protocol.control import BarrierEnter, BarrierLeave, LoaderOpen, Order, OrderRequest
 from hpcps.protocol.costs import Costs, CostTerms
+from hpcps.protocol.links import Links
 from hpcps.protocol.regrouping import Regrouping
 from hpcps.protocol.speeds import Report, Speeds
 from hpcps.protocol.streams import Batch, Generation, Loader, Pass, Stream
@@ -64,6 +65,7 @@ class Coordinator:
         self._report = report
         capacity = config.capacity if config.heterogeneous else dataclasses.replace(config.capacity, prior=())
         self._speeds = Speeds(capacity, workers, report=report)
+        self._links = Links(report=report)
         self._regrouping = Regrouping(config, workers, report=report)
         self._everyone = Generation(self._regrouping.grouping)
         self._loaders: dict[int, Loader] = {}
@@ -252,13 +254,13 @@ class Coordinator:
         progress.epoch = max(progress.epoch, request.epoch)
         progress.num_epochs = max(progress.num_epochs, request.num_epochs)
         progress.staleness = max(progress.staleness, request.staleness)
+        self._links.take(request.rank, request.links)
         steps, renewed = self._costs.take(request)
         if self._config.heterogeneous:
             moved = self._speeds.take(
                 request.rank,
                 steps,
                 link_s=request.link_s,
-                links=request.links,
                 cpu_wait_frac=request.cpu_wait_frac,
                 max_samples=request.max_samples,
             )

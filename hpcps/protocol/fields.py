@@ -10,6 +10,9 @@ __all__ = ["read_fields"]
 
 _Value = TypeVar("_Value")
 
+_LARGEST = 1 << 62
+"""Of whole numbers: any count or size fits, and arithmetic in floats does."""
+
 _known_hints: dict[type, dict[str, object]] = {}
 """Looking them up takes longer than reading a message."""
 
@@ -56,4 +59,6 @@ def _fits(value: object, hint: object) -> bool:
 def _in_range(value: object) -> bool:
     if isinstance(value, list):
         return all(_in_range(item) for item in value)
-    return not isinstance(value, int | float) or (value >= 0 and math.isfinite(value))
+    if isinstance(value, int):
+        return 0 <= value <= _LARGEST
+    return not isinstance(value, float) or 0 <= value < math.inf

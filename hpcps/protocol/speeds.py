@@ -61,7 +61,6 @@ class _Worker:
     since_fit: int = 0
     link_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LINKS))
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WAITS))
-    links: Sequence[float] = ()
     max_samples: int = 0
 
     @property
@@ -130,11 +129,7 @@ class Speeds:
         ]
 
     def described(self) -> dict[str, object]:
-        """Fields of a ``capacity`` event: curves of computing, what they may be off by, and links (0: unknown).
-
-        A link has the seconds of a step for which it is busy and, for each server, latency and bytes a second of
-        pushes, then of pulls; empty while the worker has told of none.
-        """
+        """Fields of a ``capacity`` event: curves of computing, what they may be off by, and each link (0: unknown)."""
         fits, links = self.fits, self.link_s
         return {
             "workers": list(self._workers),
@@ -142,7 +137,6 @@ class Speeds:
             "per_sample_s": [fit.per_sample_s for fit in fits],
             "error_frac": [fit.error_frac for fit in fits],
             "link_s": [links.get(rank, 0.0) for rank in self._workers],
-            "links": [list(worker.links) for worker in self._workers.values()],
         }
 
     @property
@@ -171,7 +165,6 @@ class Speeds:
         steps: Sequence[TimedStep],
         *,
         link_s: Sequence[float] = (),
-        links: Sequence[float] = (),
         cpu_wait_frac: float = 0.0,
         max_samples: int = 0,
     ) -> bool:
@@ -181,18 +174,16 @@ class Speeds:
             rank: world rank of the worker.
             steps: its finished steps.
             link_s: seconds for which its own link was busy in each, empty: unknown.
-            links: its links to the servers as ``OrderRequest`` has them, empty: as before.
             cpu_wait_frac: part of the time in which it waited for a processor, 0 to 1.
             max_samples: samples that its memory holds, 0: unknown.
 
         Returns:
             True if the shares are to be looked at again: a new line, a change, a level that moved since the last time
-            by more than half the dead band and more than all levels may be off by, one that is known better where noise
-            hid gains, or another cap. Nothing else is worth a partition.
+            by more than half the dead band and more than its noise explains, one that is known better where noise hid
+            gains, or another cap. Nothing else is worth a partition.
         """
         worker = self._workers[rank]
         worker.link_s.extend(link_s)
-        worker.links = links or worker.links
         if steps:
             worker.waits.append(cpu_wait_frac)
         moved = max_samples not in (0, worker.max_samples)

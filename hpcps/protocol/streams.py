@@ -104,13 +104,16 @@ class Stream:
         """A member's part of the batch at a place; None past the last one.
 
         Raises:
-            ProtocolError: it had that one before.
+            ProtocolError: that is not its next one.
         """
         if place >= self.num_drawn:
             return None
-        if place < self.given.get(rank, 0):
+        due = self.given.get(rank, 0)
+        if place != due:
             raise ProtocolError(
-                f"cannot give rank {rank} batch {place} of its group twice; run the same hpcps on every rank", rank=rank
+                f"cannot give rank {rank} batch {place} of its group: it is out of turn, need {due}; run the same hpcps"
+                " on every rank",
+                rank=rank,
             )
         batch = self.batches[place - self.first]
         self.given[rank] = place + 1

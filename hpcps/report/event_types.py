@@ -15,6 +15,7 @@ __all__ = [
     "CostsEvent",
     "GroupingEvent",
     "GuardEvent",
+    "LinksEvent",
     "MovedEvent",
     "RouteEvent",
     "RunEvent",
@@ -93,6 +94,18 @@ class CapacityEvent:
     workers: tuple[int, ...]
     fixed_s: tuple[float, ...]
     per_sample_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksEvent:
+    """Latency and rate of pushes to and pulls from each server, 0: unknown, for the worker of a world rank."""
+
+    t_s: float
+    worker: int
+    push_latency_s: tuple[float, ...]
+    push_bytes_per_s: tuple[float, ...]
+    pull_latency_s: tuple[float, ...]
+    pull_bytes_per_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +268,7 @@ class RunEvents:
     shares: tuple[SharesEvent, ...] = ()
     groupings: tuple[GroupingEvent, ...] = ()
     capacities: tuple[CapacityEvent, ...] = ()
+    links: tuple[LinksEvent, ...] = ()
     changes: tuple[ChangeEvent, ...] = ()
     costs: tuple[CostsEvent, ...] = ()
     routes: tuple[RouteEvent, ...] = ()

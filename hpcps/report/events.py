@@ -29,6 +29,7 @@ from hpcps.report.event_types import (
     CostsEvent,
     GroupingEvent,
     GuardEvent,
+    LinksEvent,
     MovedEvent,
     RouteEvent,
     RunEvent,
@@ -47,6 +48,7 @@ __all__ = [
     "EVENT_VERSION",
     "GroupingEvent",
     "GuardEvent",
+    "LinksEvent",
     "MovedEvent",
     "RouteEvent",
     "RunEvent",
@@ -167,6 +169,7 @@ def read_run(folder: Path | str) -> RunEvents:
         shares=tuple(found["shares"]),
         groupings=tuple(found["grouping"]),
         capacities=tuple(found["capacity"]),
+        links=tuple(found["links"]),
         changes=tuple(found["change"]),
         costs=tuple(found["costs"]),
         routes=tuple(found["route"]),
@@ -265,6 +268,9 @@ _READERS: dict[str, Callable[[_Line], Any]] = {
     "costs": _plain(CostsEvent),
     "grouping": _plain(GroupingEvent),
     "guard": _plain(GuardEvent),
+    "links": _plain(
+        LinksEvent, same_length=("push_latency_s", "push_bytes_per_s", "pull_latency_s", "pull_bytes_per_s")
+    ),
     "moved": _plain(MovedEvent),
     "route": _plain(RouteEvent, same_length=("keys", "sources", "servers")),
     "run": _run,

@@ -30,7 +30,7 @@ from hpcps.protocol.control import (
 from hpcps.protocol.messages import Kind
 from hpcps.protocol.worker import WorkerProtocol, owner_of
 from hpcps.runtime.compression import Compression
-from hpcps.runtime.mailbox import Mailbox
+from hpcps.runtime.mail import Mail
 from hpcps.runtime.metrics import EventLog
 from hpcps.runtime.passes import Contribution
 from hpcps.runtime.placing import check_servers, place_shards, rerouted, with_rules
@@ -65,7 +65,7 @@ class WorkerClient:
         self._route: Route | None = None
         self._num_rooms: tuple[int, ...] = ()
         self._protocol = WorkerProtocol(self.rank, num_keys=0)
-        self.mail = Mailbox(channel, roles=roles, on_notice=self._on_notice, on_news=self._on_news)
+        self.mail = Mail(channel, roles=roles, on_notice=self._on_notice, on_news=self._on_news)
         self._num_barriers = 0
         self._told_end = (-1, -1)
 

@@ -24,13 +24,13 @@ import numpy as np
 from hpcps.codec.costs import Trial, try_codec
 from hpcps.codec.encoder import Encoded, ShardEncoder, fits, nothing
 from hpcps.comm.channel import Array, Channel
-from hpcps.comm.link import LinkUse
 from hpcps.config import CompressionConfig, RunConfig
 from hpcps.plan import Codec, CodecSpec, Shard
 from hpcps.policy.codec_choice import ChoiceMemory, CodecChoice, CodecCost, CodecDecision, CodecFacts
 from hpcps.policy.codec_rules import auto_candidates
-from hpcps.policy.link_estimate import LinkEstimate, LinkFacts
+from hpcps.policy.link_estimate import LinkFacts
 from hpcps.protocol.control import DecodeCosts
+from hpcps.runtime.link_watch import LinkWatch
 from hpcps.runtime.metrics import EventLog
 
 __all__ = ["AUTO", "Compression"]
@@ -86,8 +86,7 @@ class _State:
 class _Link:
     """The way to one server."""
 
-    estimate: LinkEstimate = field(default_factory=LinkEstimate)
-    seen: LinkUse = field(default_factory=LinkUse)
+    watch: LinkWatch = field(default_factory=LinkWatch)
     raw_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """What the mean frame of the last steps would have held without a codec: the size that trust is asked for."""
     decode_s: dict[int, float] = field(default_factory=dict)
@@ -279,12 +278,7 @@ class Compression:
         """Take in what the link carried in this step: the mean frame of it, and that of the gradients as they are."""
         link, use = self._links[server], self._channel.link_use(server)
         link.raw_bytes.append(sum(raw_bytes) // len(raw_bytes))
-        frames = use.num_frames - link.seen.num_frames
-        busy_s = use.busy_s - link.seen.busy_s
-        if frames > 0 and busy_s > 0 and self._pinned is None:
-            num_bytes = use.num_bytes - link.seen.num_bytes
-            link.estimate.add(max(1, num_bytes // frames), busy_s / frames, step=self._learned_steps)
-        link.seen = use
+        link.watch.look(use, number=self._learned_steps, counts=self._pinned is None)
 
     def _learn(self, chosen: list[tuple[_State, _Auto]], exchange_s: float) -> None:
         """Take in the time of an exchange, if it was one of the codecs in use and nothing else."""
@@ -307,7 +301,7 @@ class Compression:
         known = {}
         for server in {state.shard.server for state, _ in chosen}:
             link = self._links[server]
-            known[server] = link.estimate.facts(round(statistics.fmean(link.raw_bytes)))
+            known[server] = link.watch.estimate.facts(round(statistics.fmean(link.raw_bytes)))
         for state, auto in chosen:
             if known[state.shard.server].num_transfers:
                 part = state.shard.numel / num_elems

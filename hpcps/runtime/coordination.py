@@ -179,7 +179,7 @@ class Coordination:
 
     def _report(self, event: str, fields: dict[str, object]) -> None:
         self._events.write(event, **fields)
-        level = logging.DEBUG if event in ("capacity", "moved") else logging.INFO
+        level = logging.DEBUG if event in ("capacity", "links", "moved") else logging.INFO
         logger.log(level, "%s: %s", event, ", ".join(f"{name} {value}" for name, value in fields.items()))
 
     def _show(self, seconds: float) -> None:

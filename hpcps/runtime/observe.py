@@ -6,14 +6,14 @@ Measures; decides nothing and keeps no more than the next report needs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from hpcps.comm.channel import Channel
-from hpcps.comm.link import NO_USE, LinkUse
-from hpcps.policy.link_estimate import LinkEstimate
+from hpcps.comm.link import LinkUse
 from hpcps.policy.memory import FitMemory
 from hpcps.runtime.disturbance import Disturbance
+from hpcps.runtime.link_watch import LinkWatch
 
 __all__ = ["MemoryMeter", "Observer", "Sight"]
 
@@ -27,7 +27,7 @@ NUM_SIZES = 4
 
 
 LINK_STEPS = 10
-"""Steps between two reports of the links."""
+"""Steps between two looks at the links, and between two reports of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,28 +38,6 @@ class Sight:
     links: list[float]
     cpu_wait_frac: float
     max_samples: int
-
-
-@dataclass(slots=True)
-class _Way:
-    """One direction between this worker and a server."""
-
-    estimate: LinkEstimate = field(default_factory=LinkEstimate)
-    seen: LinkUse = NO_USE
-
-    def note(self, use: LinkUse, *, step: int) -> float:
-        """Take in what went this way in a step, as its mean frame. Returns: seconds in which it was busy."""
-        frames, busy_s = use.num_frames - self.seen.num_frames, use.busy_s - self.seen.busy_s
-        if frames > 0 and busy_s > 0:
-            num_bytes = use.num_bytes - self.seen.num_bytes
-            self.estimate.add(max(1, num_bytes // frames), busy_s / frames, step=step)
-        self.seen = use
-        return busy_s
-
-    def described(self) -> tuple[float, float]:
-        """Latency in seconds and bytes a second; 0 and 0: unknown."""
-        facts = self.estimate.facts(0)
-        return (facts.latency_s, facts.bytes_per_s) if facts.num_transfers else (0.0, 0.0)
 
 
 class Observer:
@@ -73,8 +51,9 @@ class Observer:
 
     def __init__(self, channel: Channel, *, num_servers: int, disturbance: Disturbance | None = None) -> None:
         self._channel = channel
-        self._ways = [(_Way(), _Way()) for _ in range(num_servers)]
-        """Pushes and pulls of each server."""
+        self._pushes = [LinkWatch() for _ in range(num_servers)]
+        self._pulls = [LinkWatch() for _ in range(num_servers)]
+        self._busy_s = 0.0
         self._num_steps = 0
         self._links: list[float] = []
         self._disturbance = disturbance or Disturbance()
@@ -116,16 +95,15 @@ class Observer:
 
     def end_step(self, num_batches: int) -> None:
         """A step is over; its exchange counts for each of its batches alike."""
-        if not self._ways:
+        if not self._pushes:
             return
         self._num_steps += 1
-        busy_s = 0.0
-        for server, (pushes, pulls) in enumerate(self._ways):
-            busy_s += pushes.note(self._channel.link_use(server), step=self._num_steps)
-            pulls.note(self._channel.pull_use(server), step=self._num_steps)
-        self._link_s.append(busy_s / max(1, num_batches))
+        uses = [self._channel.link_use(server) for server in range(len(self._pushes))]
+        busy_s = sum(use.busy_s for use in uses)
+        self._link_s.append((busy_s - self._busy_s) / max(1, num_batches))
+        self._busy_s = busy_s
         if self._num_steps % LINK_STEPS == 0:
-            self._links = [number for both in self._ways for way in both for number in way.described()]
+            self._look_at_links(uses)
 
     def take(self) -> Sight:
         """What was seen since the last call."""
@@ -138,6 +116,13 @@ class Observer:
         )
         self._link_s, self._links, self._waited_s, self._compute_s = [], [], 0.0, 0.0
         return sight
+
+    def _look_at_links(self, uses: Sequence[LinkUse]) -> None:
+        number, self._links = self._num_steps // LINK_STEPS, []
+        for server, (pushes, pulls) in enumerate(zip(self._pushes, self._pulls, strict=True)):
+            pushes.look(uses[server], number=number)
+            pulls.look(self._channel.pull_use(server), number=number)
+            self._links += [*pushes.described(), *pulls.described()]
 
     def close(self) -> None:
         """Give back what measuring took."""

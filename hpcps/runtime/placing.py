@@ -78,9 +78,12 @@ def check_servers(servers: Sequence[int], *, route: Route, num_rooms: Sequence[i
             f"cannot use servers {list(servers)}: routing.move is off, so every shard stays where it is; switch it on"
         )
     if routing.move and space < len(loose):
+        full = routing.spare_frac > 0 and sum(num_rooms) == len(route.shards)
+        why = ", for windows with room to spare did not fit into shared memory" if full else ""
+        remedy = "give the container more, or set comm.mode to p2p" if full else "raise routing.spare_frac"
         raise ConfigError(
-            f"cannot use servers {list(servers)}: they have room for {space} shards, need {len(loose)}; raise"
-            f" routing.spare_frac (it is {routing.spare_frac:g})"
+            f"cannot use servers {list(servers)}: they have room for {space} shards, need {len(loose)}{why}; {remedy}"
+            f" (routing.spare_frac is {routing.spare_frac:g})"
         )
 
 

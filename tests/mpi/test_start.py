@@ -126,6 +126,17 @@ def test_shards_cannot_move_where_only_the_spare_rooms_do_not_fit(
 
 
 @pytest.mark.mpi(min_size=2)
+def test_messages_need_no_memory_for_rooms_so_shards_may_move(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rma, "shared_memory_problem", no_room_at_rank_1)
+    wide = dataclasses.replace(ranks.layout(1, [64]), num_rooms=(3,))
+    channel = open_channel(open_world(versions="test"), wide.workers, CommConfig(mode="auto", deadline_s=DEADLINE_S))
+    layout = channel.open(wide)
+    problem = push_one_frame(channel, layout)
+    channel.close()
+    ranks.agree(problem or ("" if (layout, channel.mode[:3]) == (wide, "p2p") else f"{layout} {channel.mode}"))
+
+
+@pytest.mark.mpi(min_size=2)
 def test_rma_is_refused_on_all_ranks_where_one_fails_the_self_test(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 
 from hpcps.config import CapacityConfig, PartitionConfig, RunConfig
 from hpcps.policy import AssignSamples
-from hpcps.protocol.control import (
-    LoaderOpen,
-    Order,
-    OrderRequest,
-)
+from hpcps.protocol.control import LoaderOpen, Order, OrderRequest
 from hpcps.protocol.control_json import decode_control, encode_control
 from hpcps.protocol.coordinator import Coordinator
 from hpcps.protocol.costs import KnownTerms

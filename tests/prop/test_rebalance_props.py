@@ -176,13 +176,14 @@ def test_a_server_that_is_slow_only_with_much_keeps_little(warned: bool) -> None
         assert cluster.look().moves == ()
     cluster.quota[1] = (14 * MiB, 4.0)
     times, num_moves = [], 0
-    for _ in range(40):
+    for _ in range(120):
         num_moves += len(cluster.look().moves)
         times.append(max(cluster.times()))
     assert min(times) < 0.056, "about 51 shards on the one, 13 on the other"
-    slow = sum(time_s > 1.1 * min(times) for time_s in times[3:])
-    assert (slow == 0) is warned
-    assert (num_moves <= 25) is warned
+    slow = [at for at, time_s in enumerate(times) if at >= 3 and time_s > 1.1 * min(times)]
+    assert (min(slow) > 15) is warned, "it is tried again, but not soon"
+    assert (len(slow) <= 12) is warned
+    assert (num_moves <= 150) is warned
 
 
 @settings(deadline=None, max_examples=100, derandomize=True)

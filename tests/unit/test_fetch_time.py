@@ -13,20 +13,20 @@ from torch.utils.data import TensorDataset
 import hpcps.torch as ht
 from hpcps.protocol.control import Order
 from hpcps.runtime.job import Job
-from hpcps.runtime.mailbox import Mailbox
+from hpcps.runtime.mail import Mail
 
 WITHHELD_S = 0.2
 
 
 @pytest.mark.parametrize("num_loading", [0, 1])
 def test_an_order_that_is_withheld_makes_no_worker_slow(monkeypatch: pytest.MonkeyPatch, num_loading: int) -> None:
-    answered = Mailbox.wait_order
+    answered = Mail.wait_order
 
-    def late(self: Mailbox, loader: int, epoch: int, index: int) -> Order:
+    def late(self: Mail, loader: int, epoch: int, index: int) -> Order:
         time.sleep(WITHHELD_S)
         return answered(self, loader, epoch, index)
 
-    monkeypatch.setattr(Mailbox, "wait_order", late)
+    monkeypatch.setattr(Mail, "wait_order", late)
 
     def work(job: Job) -> None:
         model = torch.nn.Linear(2, 1)

@@ -28,13 +28,7 @@ from hpcps.config import (
 )
 from hpcps.plan import Roles
 from hpcps.policy import GuardDecision, GuardFacts, GuardMemory, GuardRail
-from hpcps.protocol.control import (
-    ControlMessage,
-    GuardLevel,
-    LoaderOpen,
-    Order,
-    OrderRequest,
-)
+from hpcps.protocol.control import ControlMessage, GuardLevel, LoaderOpen, Order, OrderRequest
 from hpcps.protocol.control_json import decode_control
 from hpcps.runtime.coordination import Coordination
 from hpcps.runtime.job import Job

@@ -18,7 +18,8 @@ from torch import nn
 from wander import WHERE, Wander
 
 import hpcps.torch as ht
-from hpcps.comm.loopback import Faults
+from hpcps.comm.layout import Layout
+from hpcps.comm.loopback import Faults, LoopbackChannel
 from hpcps.config import (
     CommConfig,
     CompressionConfig,
@@ -31,6 +32,7 @@ from hpcps.config import (
 from hpcps.errors import ConfigError
 from hpcps.plan import Shard
 from hpcps.protocol.actions import Action
+from hpcps.protocol.control import DrainTo
 from hpcps.protocol.key_state import KeyState
 from hpcps.protocol.server import ServerProtocol
 from hpcps.runtime.job import Job
@@ -301,7 +303,7 @@ ASKED = [
     ((), RoutingConfig(), "need at least one"),
     ((0, 3), RoutingConfig(), "from 0 to 2"),
     ((1, 1), RoutingConfig(), "each once"),
-    ((2,), RoutingConfig(), "room for 4 shards, need 6; raise routing.spare_frac"),
+    ((2,), RoutingConfig(), "room for 4 shards, need 6; raise routing.spare_frac (routing.spare_frac is 1)"),
     ((1, 2), RoutingConfig(move=False), "routing.move is off"),
 ]
 
@@ -320,6 +322,42 @@ def test_servers_that_cannot_hold_the_model_are_refused(
 
     outcome = run_ranks(worker, num_workers=1, num_servers=3, config=dataclasses.replace(CONFIG, routing=routing))
     assert message in outcome.results[0]
+
+
+def test_without_memory_for_spare_rooms_shards_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rooms are those of the windows that were opened, not those that were asked for, on servers and workers."""
+    opened = LoopbackChannel.open
+
+    def tight(self: LoopbackChannel, layout: Layout) -> Layout:
+        assert layout.moves
+        return opened(self, layout.tight())
+
+    monkeypatch.setattr(LoopbackChannel, "open", tight)
+
+    def worker(job: Job) -> str:
+        generator = torch.Generator().manual_seed(1)
+        model = nn.Linear(8, 150)
+        optimizer = ht.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model, job)
+        with pytest.raises(ConfigError, match="cannot use servers") as caught:
+            job.use_servers([1])
+        job.client.mail.tell_coordinator(DrainTo(rank=job.rank, servers=[1]))
+        data = torch.utils.data.TensorDataset(torch.randn(64, 8, generator=generator))
+        for _ in job.epochs(1):
+            for (inputs,) in ht.DistributedLoader(data, 8, job):
+                optimizer.zero_grad()
+                (model(inputs) ** 2).mean().backward()
+                optimizer.step()
+        assert servers_of(job) == {0, 1}
+        return str(caught.value)
+
+    outcome = run_ranks(worker, num_workers=2, num_servers=2, config=CONFIG)
+    said = (
+        "they have room for 3 shards, need 6, for windows with room to spare did not fit into shared memory; give the"
+        " container more, or set comm.mode to p2p (routing.spare_frac is 3)"
+    )
+    assert all(result.endswith(said) for result in outcome.results)
+    assert count_of(outcome, "num_moves") == 0
+    assert [event["stuck"] for event in outcome.of_event("route")], "the coordinator knows that they cannot"
 
 
 def test_a_single_server_has_nothing_to_move() -> None:

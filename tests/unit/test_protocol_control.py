@@ -18,8 +18,10 @@ from hpcps.protocol.control import (
     DecodeCosts,
     Done,
     EndOfData,
+    GuardLevel,
     JoinGroup,
     LoaderOpen,
+    Move,
     Order,
     OrderRequest,
     Register,
@@ -124,6 +126,10 @@ OUT_OF_RANGE = [
     (MESSAGES[5], {"groups": [[1, -2]]}, "field groups is"),
     (MESSAGES[6], {"clock": -1}, "field clock is -1"),
     (MESSAGES[10], {"elem_s": [1e-9]}, "fields codecs, elem_s differ in length"),
+    (MESSAGES[7], {"index": 10**400}, "field index is 1000"),
+    (MESSAGES[10], {"elem_s": [10**400, 1e-9]}, "field elem_s is"),
+    (MESSAGES[5], {"cost_weights": [math.nan]}, "field cost_weights or agreement is not finite"),
+    (MESSAGES[5], {"cost_weights": [10**400]}, "too large to convert to float"),
 ]
 
 
@@ -150,6 +156,12 @@ SENDERS = [
     (DecodeCosts(server=1, codecs=[], elem_s=[]), 1, True),
     (DecodeCosts(server=1, codecs=[], elem_s=[]), 0, False),
     (DecodeCosts(server=2, codecs=[], elem_s=[]), 2, False),
+    (BarrierLeave(index=1), 0, True),
+    (BarrierLeave(index=1), 1, False),
+    (MESSAGES[5], 1, False),
+    (GuardLevel(level=3), 0, True),
+    (GuardLevel(level=3), 2, False),
+    (Move(key=0, epoch=1, target=1, room=0), 2, False),
 ]
 
 
@@ -158,7 +170,9 @@ def test_nobody_speaks_for_somebody_else(message: ControlMessage, source: int, f
     if fine:
         check_sender(message, source, servers=(0, 1), workers=(2, 3))
         return
-    with pytest.raises(ProtocolError, match=f"cannot accept {type(message).__name__} from rank {source}: it names"):
+    with pytest.raises(
+        ProtocolError, match=f"cannot accept {type(message).__name__} from rank {source}: it is for rank"
+    ):
         check_sender(message, source, servers=(0, 1), workers=(2, 3))
 
 

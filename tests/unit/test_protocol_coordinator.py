@@ -136,7 +136,7 @@ def test_batches_that_all_members_have_are_forgotten() -> None:
     for index in range(18):
         ask(made, 2, index)
     assert (stream.first, len(stream.batches), stream.num_drawn) == (18, 2, 20)
-    with pytest.raises(ProtocolError, match="cannot give rank 2 batch 17 of its group twice"):
+    with pytest.raises(ProtocolError, match="cannot give rank 2 batch 17 of its group: it is out of turn, need 18"):
         ask(made, 2, 17)
 
 

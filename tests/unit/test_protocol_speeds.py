@@ -290,10 +290,3 @@ def test_a_change_that_took_longer_to_find_than_steps_are_kept() -> None:
 def test_given_speeds_are_one_a_worker() -> None:
     with pytest.raises(DataError, match=r"cannot use capacity.prior: got 3 speeds, need 2 \(one a worker\)"):
         speeds(1, 2, config=CapacityConfig(prior=(1.0, 2.0, 3.0)))
-
-
-def test_links_are_described_as_they_were_told_last() -> None:
-    known = speeds(1, 2)
-    known.take(1, [], links=[0.001, 1e9, 0.0, 0.0])
-    known.take(1, [])
-    assert known.described()["links"] == [[0.001, 1e9, 0.0, 0.0], []]

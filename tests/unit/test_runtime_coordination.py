@@ -9,16 +9,7 @@ import pytest
 from hpcps.config import RoutingConfig, RunConfig
 from hpcps.errors import ProtocolError
 from hpcps.plan import Roles, Route, Shard
-from hpcps.protocol.control import (
-    ControlMessage,
-    Done,
-    DrainTo,
-    Move,
-    Moved,
-    Register,
-    RouteChange,
-    ServerFacts,
-)
+from hpcps.protocol.control import ControlMessage, Done, DrainTo, Move, Moved, Register, RouteChange, ServerFacts
 from hpcps.protocol.control_json import decode_control
 from hpcps.runtime.coordination import Coordination
 from hpcps.runtime.metrics import EventLog

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from hpcps import native
-from hpcps.protocol.control import (
-    ServerLoad,
-)
+from hpcps.protocol.control import ServerLoad
 from hpcps.protocol.control_json import decode_control, encode_control
 from hpcps.runtime.load import LoadMeter, measure_rate
 

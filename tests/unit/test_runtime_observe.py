@@ -238,7 +238,7 @@ def test_links_are_told_by_server_and_direction() -> None:
     made, links, _ = observer(0.0, 0.0)
     told = []
     for step in range(1, 21):
-        size = (4_000_000, 1_000_000)[step % 2]
+        size = 4_000_000 if step <= 10 else 1_000_000
         links.num_frames += 2
         links.num_bytes += 2 * size
         links.busy_s[0] += 2 * (0.001 + size / 1e9)

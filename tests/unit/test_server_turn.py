@@ -10,9 +10,7 @@ from hpcps.comm.channel import Arrival, Control, Event, Parcel, Slot
 from hpcps.config import RunConfig
 from hpcps.errors import ProtocolError
 from hpcps.plan import Roles
-from hpcps.protocol.control import (
-    EndOfData,
-)
+from hpcps.protocol.control import EndOfData
 from hpcps.protocol.control_json import encode_control
 from hpcps.runtime.metrics import EventLog
 from hpcps.runtime.parcels import pack_frame

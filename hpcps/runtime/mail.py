@@ -18,13 +18,13 @@ from hpcps.protocol.control import (
     RouteChange,
     ServerFacts,
 )
-from hpcps.protocol.control_json import decode_control, encode_control
+from hpcps.protocol.control_json import check_sender, decode_control, encode_control
 from hpcps.protocol.costs import KnownTerms
 
-__all__ = ["Mailbox"]
+__all__ = ["Mail"]
 
 
-class Mailbox:
+class Mail:
     """Messages between one worker and the servers.
 
     Args:
@@ -89,7 +89,9 @@ class Mailbox:
             if isinstance(event, Notice):
                 self._on_notice(event)
             elif isinstance(event, Control):
-                self._keep(decode_control(event.data))
+                message = decode_control(event.data)
+                check_sender(message, event.source, servers=self._roles.servers, workers=self._roles.workers)
+                self._keep(message)
 
     def wait_facts(self) -> dict[int, ServerFacts]:
         """Wait until every server has said what it can do; by index of the server."""
