@@ -26,6 +26,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # the rooms that decide and compute without MPI, torch or a network
 PURE := hpcps/errors.py,hpcps/units.py,hpcps/config.py,hpcps/cluster.py,hpcps/plan.py,hpcps/policy/*,hpcps/protocol/*
 COVERAGE_MIN := 99
+# tests that run whole jobs in one process: tracing makes them twice as slow, and the others cover the pure rooms
+JOBS := $(shell grep -l run_ranks tests/unit/*.py)
 export PYTHON VENV MPI_DIR FUZZ_SECONDS
 
 .PHONY: help venv demo test test-pure test-mpi test-launch test-net sanitize asan tsan fuzz bench bench-codecs bench-chooser bench-quality bench-adaptive gpu-compile gpu-check bench-idle lint format type build native examples clean .mpi/openmpi .mpi/mpich
@@ -71,9 +73,10 @@ test: lint type test-pure test-mpi test-launch examples ## every check that need
 
 test-pure: build ## tests without MPI, and the coverage of the pure rooms
 	@mkdir -p $(REPORTS)
-	$(ONE_THREAD) COVERAGE_FILE=$(REPORTS)/coverage $(PY) -m pytest tests/arch tests/unit tests/prop tests/native tests/gpu \
-	    --cov=hpcps --cov-report= --junitxml=$(REPORTS)/pure.xml
+	$(ONE_THREAD) COVERAGE_FILE=$(REPORTS)/coverage $(PY) -m pytest tests/arch tests/unit tests/prop \
+	    $(JOBS:%=--ignore=%) --cov=hpcps --cov-report= --junitxml=$(REPORTS)/pure.xml
 	COVERAGE_FILE=$(REPORTS)/coverage $(PY) -m coverage report --include='$(PURE)' --fail-under=$(COVERAGE_MIN)
+	$(ONE_THREAD) $(PY) -m pytest $(JOBS) tests/native tests/gpu --junitxml=$(REPORTS)/jobs.xml
 
 test-mpi: build ## tests/mpi under mpirun with 1, 2 and 4 ranks (SIZES, STACK)
 	$(ONE_THREAD) $(PY) tests/mpi_suite.py run --stack $(STACK) --sizes $(SIZES) --reports $(REPORTS)
