@@ -92,11 +92,12 @@ class MpiChannel(Channel):
                 f"cannot open the data plane: {layout.num_slots} slots, at most {MAX_SLOTS}; lower comm.num_slots"
             )
         problem = self._find_problem(layout)
-        if problem and layout.moves and not self._find_problem(layout.tight()):
+        tight = layout.tight()
+        if problem and layout.moves and not self._find_problem(tight):
             logger.warning(
                 "shards cannot move: %s; give the container more shared memory, or lower routing.spare_frac", problem
             )
-            layout, problem = layout.tight(), ""
+            layout, problem = tight, ""
         if problem:
             self._fall_back(problem)
         self._run(lambda ticket: self._plane.open(layout, ticket), "all ranks to open the data plane")

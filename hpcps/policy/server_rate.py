@@ -33,8 +33,6 @@ _MEDIAN_ERROR = 1.25
 """A median's standard error by that of a mean."""
 _MAD = 0.6745
 """Median of a normal variable's magnitude, in standard deviations."""
-
-
 _MORE = 1.25
 """A load this much larger than the present one is another load, a byte that takes this much longer another rate."""
 _MORE_LOOKS = 3
@@ -129,7 +127,7 @@ class RateWithMore:
         """Seconds, 0 where nothing is known of more.
 
         Args:
-            looks: at one server, the newest last; at least one.
+            looks: at one server, the newest last.
         """
         more = [at for at, look in enumerate(looks) if look.load > _MORE * looks[-1].load]
         if len(more) < _SURE_LOOKS:

@@ -236,7 +236,7 @@ class Router:
                 memory_bytes=self._memory[server],
                 free_rooms=len(self._free[server]),
                 allowed=server in self._allowed,
-                more_byte_s=self._with_more.decide(list(looks)) if looks else 0.0,
+                more_byte_s=self._with_more.decide(list(looks)),
             )
             for server, (rate, looks) in enumerate(zip(self._rates_now(), self._looks, strict=True))
         )

@@ -25,7 +25,6 @@ MemoryMeter = Callable[[], tuple[int, int] | None]
 NUM_SIZES = 4
 """Sizes of batches whose peak is measured: the warm-up's two, and those of the first shares."""
 
-
 LINK_STEPS = 10
 """Steps between two looks at the links, and between two reports of them."""
 

@@ -86,7 +86,7 @@ class Cluster:
             byte_s = self.rates()[server] * math.exp(self.rng.gauss(0, self.noise))
             self.looks[server].append(Look(byte_s=byte_s, load=self.loads()[server]))
         rates = [EstimateRate().decide([each.byte_s for each in looks]) if looks else None for looks in self.looks]
-        more = [RateWithMore().decide(list(looks)) if looks and self.warned else 0.0 for looks in self.looks]
+        more = [RateWithMore().decide(list(looks)) if self.warned else 0.0 for looks in self.looks]
         servers = tuple(
             ServerState(
                 byte_s=rate.byte_s if rate else byte_s,

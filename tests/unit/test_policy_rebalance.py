@@ -59,6 +59,7 @@ def test_estimates(
 
 # load and ns a byte of each look, the newest last; ns a byte with more, 0: unknown
 WITH_MORE = [
+    ([], 0.0),
     ([(32, 1.0)], 0.0),
     ([(32, 1.0), (32, 4.0), (32, 4.0)], 0.0),  # no larger load was seen
     ([(32, 4.0), (32, 4.0), (13, 1.0)], 4.0),
